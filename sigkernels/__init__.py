@@ -1,0 +1,1 @@
+"""Multi-label output layers: fused losses, heads that can predict every label set, and proofs."""
