@@ -2,6 +2,7 @@
 
 import glob
 import os
+import platform
 
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
@@ -27,6 +28,9 @@ class BuildExt(build_ext):
 
 
 sources = sorted(glob.glob("csrc/*.cpp") + glob.glob("csrc/cpu/*.cpp"))
+if platform.machine().lower() not in ("x86_64", "amd64"):
+    sources = [source for source in sources if not source.endswith(("_avx2.cpp", "_avx512.cpp"))]
+FLAGS = ["-O3", "-fopenmp", "-g0", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 setup(
     ext_modules=[
         Pybind11Extension(
@@ -34,7 +38,8 @@ setup(
             sources,
             include_dirs=["csrc"],
             cxx_std=17,
-            extra_compile_args=["-O3", "-fopenmp", "-g0"],
+            define_macros=[("SK_COMPILE_FLAGS", '"' + " ".join(FLAGS) + '"')],
+            extra_compile_args=FLAGS,
             extra_link_args=["-fopenmp"],
         )
     ]

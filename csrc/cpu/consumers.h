@@ -15,7 +15,7 @@ struct Reader {
 
     const Job& job;
     const Local<C>& local;
-    const C* z;     // [count][PW]
+    C* z;           // [count][PW]
     int64_t count;
     int64_t label;  // the first of them, counted from label_start
     int64_t panel;
@@ -111,8 +111,18 @@ struct Reader {
         });
     }
 
+    // 16-bit logits are compared as the caller would see them.
+    void round() const {
+        with_storage<C>(job.dtype, job.weight, [&](auto* typed) {
+            using E = std::remove_cv_t<std::remove_reference_t<decltype(*typed)>>;
+            if constexpr (sizeof(E) == 2)
+                for (int64_t i = 0; i < count * PW; ++i) z[i] = widen<C>(Narrow<E, C>::from(z[i]));
+        });
+    }
+
     void run() const {
         if (job.consumer == Consumer::logits) return logits();
+        round();
         if (job.consumer == Consumer::topk) return topk();
         predict();
     }

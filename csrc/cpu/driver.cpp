@@ -19,7 +19,7 @@ namespace sk {
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512, kernels_wide;
+extern const Kernels kernels_avx2, kernels_avx512;
 #endif
 
 const std::vector<Isa>& isas() {
@@ -34,9 +34,6 @@ const std::vector<Isa>& isas() {
         found.push_back({&kernels_avx2, avx2});
 #endif
         found.push_back({&kernels_portable, true});
-#if defined(__x86_64__)
-        found.push_back({&kernels_wide, avx2});
-#endif
         return found;
     }();
     return all;
