@@ -44,7 +44,7 @@ def _load(path: str | os.PathLike[str]) -> SparseDataset:
             return LabelSets(torch.from_numpy(indices), torch.from_numpy(offsets), size)
 
         label_names = data["label_names"]
-        names = data["names"] if "names" in data else None
+        names = data.get("names")
         return SparseDataset(
             sets("feature", NUM_FEATURES), sets("label", len(label_names)), names, label_names
         )

@@ -29,7 +29,7 @@ class SparseDataset:
     def __post_init__(self) -> None:
         if len(self.features) != len(self.labels):
             raise ValueError(
-                f"features have {len(self.features)} rows and labels {len(self.labels)}; give both for the same examples"
+                f"features have {len(self.features)} rows and labels {len(self.labels)}: give both for the same rows"
             )
 
     def __len__(self) -> int:
