@@ -12,13 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from sigkernels._version import __version__
+from sigkernels import __version__
 
 COMMANDS = {
     "env": "sigkernels.env",
     "demo": "sigkernels.demo.command",
-    "verify": "sigkernels.verify.command",
-    "bench": "sigkernels.bench_command",
 }
 BAD_INPUT = 2
 INTERRUPTED = 130

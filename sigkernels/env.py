@@ -11,7 +11,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from sigkernels._version import __version__
+from sigkernels import __version__
 
 PACKAGES = ("torch", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x", "pybind11")
 ISA_FEATURES = ("avx512_bf16", "avx512bw", "avx512f", "fma", "f16c", "avx2", "asimd", "sve")
@@ -40,7 +40,7 @@ def collect() -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         },
         "extensions": {name: _extension(name) for name in EXTENSIONS},
-        "backends": sk.available_backends(),
+        "backends": sk.backend_status(),
         "forced_backend": os.environ.get("SIGKERNELS_BACKEND"),
         "gpus": _gpus(),
     }

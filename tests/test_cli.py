@@ -14,9 +14,7 @@ from sigkernels import cli, env
 
 
 def run_cli(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sigkernels", *args], capture_output=True, text=True, **kwargs
-    )
+    return subprocess.run([sys.executable, "-m", "sigkernels", *args], capture_output=True, text=True, **kwargs)
 
 
 @pytest.mark.parametrize("command", list(cli.COMMANDS))
@@ -76,7 +74,7 @@ def test_env_json(capsys):
     info = json.loads(capsys.readouterr().out)
     assert info["sigkernels"] == sk.__version__
     assert info["packages"]["torch"] == torch.__version__
-    assert info["backends"] == sk.available_backends()
+    assert info["backends"] == sk.backend_status()
     assert info["backends"]["torch"] is None
     assert info["threads"]["torch"] == torch.get_num_threads()
     assert set(info["extensions"]) == {"sigkernels._C", "sigkernels._cuda"}
@@ -85,7 +83,7 @@ def test_env_json(capsys):
 def test_env_text_names_every_backend_and_why(capsys):
     assert cli.main(["env"]) == 0
     text = capsys.readouterr().out
-    for name, why_not in sk.available_backends().items():
+    for name, why_not in sk.backend_status().items():
         (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
         assert (why_not or "available") in line
 
@@ -99,9 +97,7 @@ def test_env_says_when_the_extension_was_not_built():
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "not built" in done.stdout and "SIGKERNELS_REQUIRE_EXT=1" in done.stdout
-    (line,) = [
-        line for line in done.stdout.splitlines() if line.split()[:1] == ["cpu"] and "available" in line
-    ]
+    (line,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["cpu"] and "available" in line]
     assert "not available" in line
 
 

@@ -103,12 +103,8 @@ def test_no_torch_in_the_build_requirements_and_none_in_the_core():
     build_system = (ROOT / "pyproject.toml").read_text().partition("[project]")[0]
     requires = [line for line in build_system.splitlines() if line.startswith("requires")]
     assert requires and "torch" not in requires[0]
-    sources = [
-        path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".h", ".hpp", ".cu", ".cuh")
-    ]
+    sources = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".h", ".hpp", ".cu", ".cuh")]
     including = [
-        path
-        for path in sources
-        if "#include <torch" in path.read_text() or "#include <ATen" in path.read_text()
+        path for path in sources if "#include <torch" in path.read_text() or "#include <ATen" in path.read_text()
     ]
     assert not including

@@ -117,16 +117,10 @@ def _offsets(rows: list[list[int]]) -> np.ndarray:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Rebuild the debian_deps data set.")
-    parser.add_argument(
-        "avail", nargs="?", type=Path, help="output of `apt-cache dumpavail`; default: run it"
-    )
+    parser.add_argument("avail", nargs="?", type=Path, help="output of `apt-cache dumpavail`; default: run it")
     parser.add_argument("-o", "--output", type=Path, default=Path("debian_deps.npz"))
-    parser.add_argument(
-        "--min-count", type=int, default=3, help="drop labels with fewer examples (default 3)"
-    )
-    parser.add_argument(
-        "--max-active", type=int, default=80, help="drop examples with more labels (default 80)"
-    )
+    parser.add_argument("--min-count", type=int, default=3, help="drop labels with fewer examples (default 3)")
+    parser.add_argument("--max-active", type=int, default=80, help="drop examples with more labels (default 80)")
     args = parser.parse_args()
     if args.avail:
         text = args.avail.read_text(encoding="utf-8")

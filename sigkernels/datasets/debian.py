@@ -35,9 +35,7 @@ def _load(path: str | os.PathLike[str]) -> SparseDataset:
     with np.load(path, allow_pickle=False) as data:
         missing = [name for name in ("feature_indices", "label_indices", "label_names") if name not in data]
         if missing:
-            raise ValueError(
-                f"{path} has no {missing[0]!r}: it was not written by bench/data/build_debian_deps.py"
-            )
+            raise ValueError(f"{path} has no {missing[0]!r}: it was not written by bench/data/build_debian_deps.py")
 
         def sets(name: str, size: int) -> LabelSets:
             indices, offsets = (data[f"{name}_{part}"].astype(np.int64) for part in ("indices", "offsets"))
@@ -45,6 +43,4 @@ def _load(path: str | os.PathLike[str]) -> SparseDataset:
 
         label_names = data["label_names"]
         names = data.get("names")
-        return SparseDataset(
-            sets("feature", NUM_FEATURES), sets("label", len(label_names)), names, label_names
-        )
+        return SparseDataset(sets("feature", NUM_FEATURES), sets("label", len(label_names)), names, label_names)

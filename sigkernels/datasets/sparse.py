@@ -40,9 +40,7 @@ class SparseDataset:
         if isinstance(rows, np.ndarray):
             rows = torch.from_numpy(rows)
         if not isinstance(rows, (slice, Tensor)):
-            raise TypeError(
-                f"rows must be a slice or an index tensor, got {type(rows).__name__}: use data[i:i+1]"
-            )
+            raise TypeError(f"rows must be a slice or an index tensor, got {type(rows).__name__}: use data[i:i+1]")
         at: Any = rows.numpy() if isinstance(rows, Tensor) else rows
         names = None if self.names is None else self.names[at]
         return SparseDataset(self.features[rows], self.labels[rows], names, self.label_names)
@@ -54,9 +52,7 @@ class SparseDataset:
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(self)))
         return self[order[test:]], self[order[:test]]
 
-    def batches(
-        self, batch_size: int, seed: int | None = None, drop_last: bool = False
-    ) -> Iterator[SparseDataset]:
+    def batches(self, batch_size: int, seed: int | None = None, drop_last: bool = False) -> Iterator[SparseDataset]:
         """Consecutive batches; with a ``seed`` in a random order that depends on nothing else."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")

@@ -55,9 +55,7 @@ def synthetic(
             least = 0 if name == "num_examples" else 1
             raise ValueError(f"{name} must be at least {least}, got {value - (name == 'num_examples')}")
     if k > n:
-        raise ValueError(
-            f"k must be at most n = {n}, got {k}: no example can have more labels than there are"
-        )
+        raise ValueError(f"k must be at most n = {n}, got {k}: no example can have more labels than there are")
     if not zipf > 0:
         raise ValueError(f"zipf must be positive, got {zipf}")
     if noise_tokens < 0:

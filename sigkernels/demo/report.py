@@ -45,7 +45,9 @@ def text_table(results: Sequence[Result]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
 
     def show(line: tuple[str, ...]) -> str:
-        first, *rest = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))
+        first, *rest = (
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         return "  ".join([first, *rest])
 
     return "\n".join([show(HEADER), "  ".join("-" * w for w in widths), *map(show, lines[1:])])
@@ -53,7 +55,7 @@ def text_table(results: Sequence[Result]) -> str:
 
 def page(results: Sequence[Result], verified: SparseDataset, about: dict[str, Any]) -> str:
     """The whole report. ``verified`` are the test examples whose label sets were verified."""
-    plain, bottleneck, dft = results
+    bottleneck = results[1]
     parts = [
         "<h1>What can your output layer never say?</h1>",
         f'<p class="lead">The same encoder, trained {about["epochs"]} epochs on {about["train_examples"]:,} Debian '

@@ -85,7 +85,7 @@ def train(
     steps = epochs * (len(train_set) // BATCH)
     seconds = []
     started = time.perf_counter()
-    with progress(total=steps, desc=f"{result.name:<11}", unit="step") as bar:
+    with progress(total=steps, desc=f"{result.name:<11}", unit="step", disable=None) as bar:
         for epoch in range(epochs):
             for batch in train_set.batches(BATCH, seed=seed * 1000 + epoch, drop_last=True):
                 step_started = time.perf_counter()
