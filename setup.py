@@ -15,6 +15,7 @@ Environment:
 import ctypes
 import glob
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -27,13 +28,15 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 from setuptools.modified import newer_group
 
-# A source file named *_<isa>.cpp is compiled for that instruction set; the code picks one at run time.
-# Where the compiler does not take the flags (another processor), the file is compiled without them and
-# is expected to be empty: its contents stand inside #ifdef __AVX2__ / __AVX512F__.
+# A source file named *_<isa>.cpp is compiled for that instruction set, and left out on other processors; the code
+# picks one at run time.
 ISA_FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
 }
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+# Contraction is what makes a multiply-add one instruction. No -ffast-math: NaN and infinity mean something here.
+FLAGS = ["-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 DEFAULT_CUDA_ARCHS = "8.0;9.0;10.0;12.0+PTX"
 JOBS = int(os.environ.get("SIGKERNELS_BUILD_JOBS") or os.cpu_count() or 1)
 
@@ -47,8 +50,16 @@ def asked(name):
 # --- the CPU kernels ---------------------------------------------------------------------------------
 
 
+def isa_of(source):
+    """The instruction set that a source file is named after, or None."""
+    isa = Path(source).stem.rpartition("_")[2]
+    return isa if isa in ISA_FLAGS else None
+
+
 def cpu_extension(optional):
     sources = sorted(glob.glob("csrc/*.cpp") + glob.glob("csrc/cpu/*.cpp"))
+    if not X86:
+        sources = [source for source in sources if isa_of(source) is None]
     if not sources:
         return []
     headers = glob.glob("csrc/*.h*") + glob.glob("csrc/core/*.h*") + glob.glob("csrc/cpu/*.h*")
@@ -59,7 +70,7 @@ def cpu_extension(optional):
             depends=["setup.py", *sorted(headers)],
             include_dirs=["csrc"],
             cxx_std=17,
-            extra_compile_args=["-O3"],
+            extra_compile_args=list(FLAGS),
             optional=optional,
         )
     ]
@@ -164,24 +175,19 @@ def compile_kernels(ext, build_temp):
 
 class BuildExt(build_ext):
     def build_extensions(self):
-        taken = {isa: flags for isa, flags in ISA_FLAGS.items() if self.takes(flags)}
-        openmp = ["-fopenmp"] if self.takes(["-fopenmp"]) else []
+        openmp = ["-fopenmp"] if has_flag(self.compiler, "-fopenmp") else []
         for ext in self.extensions:
             ext.extra_compile_args += openmp
             ext.extra_link_args += openmp
             # What the extension says of itself in `sigkernels env`.
-            ext.define_macros += [("SIGKERNELS_FLAGS", f'"{" ".join(ext.extra_compile_args)}"')]
+            ext.define_macros += [("SK_COMPILE_FLAGS", f'"{" ".join(ext.extra_compile_args)}"')]
         compile_one = self.compiler._compile
 
         def compile_for_isa(obj, src, suffix, cc_args, extra, pp_opts):
-            isa = Path(src).stem.rpartition("_")[2]
-            compile_one(obj, src, suffix, cc_args, [*extra, *taken.get(isa, [])], pp_opts)
+            compile_one(obj, src, suffix, cc_args, [*extra, *ISA_FLAGS.get(isa_of(src), [])], pp_opts)
 
         self.compiler._compile = compile_for_isa
         super().build_extensions()
-
-    def takes(self, flags):
-        return all(has_flag(self.compiler, flag) for flag in flags)
 
     def build_extension(self, ext):
         stale = self.force or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name))
