@@ -59,8 +59,6 @@ class Model(nn.Module):
 
     def verify(self, label_sets: LabelSets, **options: Any) -> Any:
         """Which of the sets the trained head can predict for any input at all."""
-        if isinstance(self.head, PlainLinear):
-            return sk.verify(self.head.weight.detach(), label_sets, bias=self.head.bias.detach(), **options)
         return sk.verify(self.head, label_sets, **options)
 
 
