@@ -31,8 +31,10 @@ def pullback(grad: Tensor, z: Tensor, root: Root) -> Tensor:
     return out
 
 
-def spread(z: Tensor, root: Root, total: Tensor) -> Tensor:
-    out, total = torch.empty_like(z, memory_format=torch.contiguous_format), total.to(torch.float64).contiguous()
+def spread(z: Tensor, root: Root, total: Tensor, out: Tensor | None = None) -> Tensor:
+    total = total.to(torch.float64).contiguous()
+    if out is None:
+        out = torch.empty_like(z, memory_format=torch.contiguous_format)
     _run(_SPREAD, z.contiguous(), root, total=total.data_ptr(), out=out.data_ptr())
     return out
 

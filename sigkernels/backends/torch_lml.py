@@ -58,9 +58,10 @@ def pullback(grad: Tensor, z: Tensor, root: Root) -> Tensor:
     return out
 
 
-def spread(z: Tensor, root: Root, total: Tensor) -> Tensor:
-    """``h / Σ h`` times ``total [B]``: a number per row, spread over its labels."""
-    out = torch.empty_like(z, memory_format=torch.contiguous_format)
+def spread(z: Tensor, root: Root, total: Tensor, out: Tensor | None = None) -> Tensor:
+    """``h / Σ h`` times ``total [B]``: a number per row, spread over its labels. ``out`` may be z itself."""
+    if out is None:
+        out = torch.empty_like(z, memory_format=torch.contiguous_format)
     scale = _ratio(total.to(root.slope.dtype), root.slope)
     for rows in _blocks(z):
         out[rows] = _h(z[rows].to(root.nu.dtype), root.nu[rows]).mul_(scale[rows, None])

@@ -77,9 +77,7 @@ def _lml_nll(
     k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # the loss of each row [B] float64, ν, slope
     root = _kernels(z).solve(z, k)
-    at = entries(indices, offsets, dense)
-    f = at.weighted(F.softplus(-_shifted(z, root.nu, at)))
-    return f.new_zeros(z.shape[0]).index_add_(0, at.rows, f), root.nu, root.slope
+    return _nll_rows(z, entries(indices, offsets, dense), root), root.nu, root.slope
 
 
 @_lml_nll.register_fake
@@ -100,15 +98,7 @@ def _lml_nll_backward(
     nu: Tensor,
     slope: Tensor,
 ) -> Tensor:
-    at = entries(indices, offsets, dense)
-    t = _shifted(z, nu, at)
-    missing = at.weighted(torch.sigmoid(-t)) * grad.to(t.dtype)[at.rows]  # 1 - y at the targets
-    total = missing.new_zeros(z.shape[0]).index_add_(0, at.rows, missing)
-    grad_z = _kernels(z).spread(z, Root(nu, slope), total)
-    # At a target two terms meet: their difference is taken before it is rounded to the dtype of z.
-    h = torch.sigmoid(t) * torch.sigmoid(-t)
-    grad_z[at.rows, at.labels] = (h * _ratio(total, slope)[at.rows] - missing).to(z.dtype)
-    return grad_z
+    return _nll_grad(grad, z, entries(indices, offsets, dense), Root(nu, slope), None)
 
 
 @_lml_nll_backward.register_fake
@@ -122,6 +112,38 @@ def _(
     slope: Tensor,
 ) -> Tensor:
     return z.new_empty(z.shape)
+
+
+def _nll_rows(z: Tensor, at: Entries, root: Root) -> Tensor:
+    f = at.weighted(F.softplus(-_shifted(z, root.nu, at)))
+    return f.new_zeros(z.shape[0]).index_add_(0, at.rows, f)
+
+
+def _nll_grad(grad: Tensor, z: Tensor, at: Entries, root: Root, out: Tensor | None) -> Tensor:
+    """The gradient of the rows' losses times ``grad [B]``; ``out`` may be z itself."""
+    t = _shifted(z, root.nu, at)
+    missing = at.weighted(torch.sigmoid(-t)) * grad.to(t.dtype)[at.rows]  # 1 - y at the targets
+    total = missing.new_zeros(z.shape[0]).index_add_(0, at.rows, missing)
+    grad_z = _kernels(z).spread(z, root, total, out)
+    # At a target two terms meet: their difference is taken before it is rounded to the dtype of z.
+    h = torch.sigmoid(t) * torch.sigmoid(-t)
+    grad_z[at.rows, at.labels] = (h * _ratio(total, root.slope)[at.rows] - missing).to(z.dtype)
+    return grad_z
+
+
+def nll_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
+    """The NLL of each row of ``z [B, n]``; z is overwritten by the gradient times ``row_scale [B]`` where that is given."""
+    if k == z.shape[1]:
+        rows = torch.zeros(z.shape[0], dtype=sum_dtype(z.device), device=z.device)
+        rows.index_add_(0, at.rows, at.weighted(torch.ones_like(at.rows, dtype=rows.dtype)))
+        if row_scale is not None:
+            z.zero_()
+        return rows * -math.log1p(-_EDGE)
+    root = _kernels(z).solve(z, k)
+    rows = _nll_rows(z, at, root)
+    if row_scale is not None:
+        _nll_grad(row_scale, z, at, root, z)
+    return rows
 
 
 def _fake_root(z: Tensor) -> tuple[Tensor, Tensor]:
