@@ -1,7 +1,7 @@
 """Measures of multi-label predictions, streamed: state of O(n) numbers, no ``[B, n]`` array anywhere.
 
-Each measure is an accumulator with ``update(…)`` once per batch, ``compute()``, ``merge(other)`` (for several workers) and
-``reset()``. They take what heads give: the labels (and logits) of ``head.topk`` or the LabelSets of ``head.predict``.
+Each measure is an accumulator with ``update(…)`` once per batch, ``compute()``, ``merge(other)`` (for several workers)
+and ``reset()``. They take what heads give: the labels (and logits) of ``head.topk`` or the sets of ``head.predict``.
 
     ranking = RankingMetrics(num_labels, m=(1, 5))
     for h, targets in loader:
@@ -43,8 +43,8 @@ class Accumulator:
         """Adds what another accumulator of the same kind and settings has seen; returns self."""
         if type(other) is not type(self) or self._settings() != other._settings():
             raise ValueError(
-                f"only accumulators of one kind and with the same settings can be merged: "
-                f"{type(self).__name__}{self._settings()} and {type(other).__name__}{getattr(other, '_settings', tuple)()}"
+                "only accumulators of one kind and with the same settings can be merged: "
+                f"{type(self).__name__}{self._settings()} and {type(other).__name__}{other._settings()}"
             )
         for name, value in other._sums.items():
             self._add(name, value)
@@ -103,8 +103,8 @@ def propensities(counts: Tensor, num_points: int, a: float = 0.55, b: float = 1.
 class RankingMetrics(Accumulator):
     """P@m, R@m, F1@m, nDCG@m and, with propensities, PSP@m from the labels that ``topk`` gives.
 
-    P@m and R@m are means over rows of hits/m and hits/|Y|; F1@m is the harmonic mean of these two means. nDCG@m has gain
-    1/log2(rank + 1) and divides by the best possible. PSP@m weighs a hit by 1/propensity and divides, summed over all
+    P@m and R@m are means over rows of hits/m and hits/|Y|; F1@m is the harmonic mean of these two means. nDCG@m has
+    gain 1/log2(rank + 1) and divides by the best possible. PSP@m weighs a hit by 1/propensity and divides, summed over all
     rows, by what the best ranking would get.
 
     Args:
@@ -234,10 +234,10 @@ class F1Metrics(Accumulator):
 class MeanAveragePrecision(Accumulator):
     """Average precision of each label over all rows, and its mean (mAP).
 
-    Exact average precision of a label needs every score that it ever got, O(rows · n). State of O(n) needs coarser scores:
-    logits are sorted into ``bins`` equal bins between -bound and bound, and what falls into one bin counts as tied. The
-    result is exactly scikit-learn's ``average_precision_score`` of the binned scores. A label that ``topk`` did not return
-    for a row shares one further bin below all others.
+    Exact average precision of a label needs every score that it ever got, O(rows · n). State of O(n) needs coarser
+    scores: logits are sorted into ``bins`` equal bins between -bound and bound, and what falls into one bin counts as
+    tied. The result is exactly scikit-learn's ``average_precision_score`` of the binned scores. Labels that ``topk``
+    did not return for a row share one further bin below all others.
 
     Args:
         num_labels: n.
@@ -261,7 +261,7 @@ class MeanAveragePrecision(Accumulator):
         return (self.num_labels, self.bins, self.bound)
 
     def update(self, values: Tensor, top: Tensor, targets: Any) -> None:
-        """Adds a batch: logits ``values [B, m]`` of the labels ``top [B, m]`` as ``topk`` gives them, and its true sets."""
+        """Adds a batch: logits ``values [B, m]``, their labels ``top [B, m]``, as ``topk`` gives them, and true sets."""
         top = self._top(top, 1, "top")
         _check_values(values, top)
         sets = self._sets(targets, top.shape[0], top.device)

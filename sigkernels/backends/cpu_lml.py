@@ -44,7 +44,7 @@ def _new_root(z: Tensor) -> Root:
 
 
 def _run(step: int, z: Tensor, root: Root, **arguments: Any) -> None:
-    from .. import _C
+    from .. import _C  # type: ignore[attr-defined]
 
     _C.lml(
         step=step,

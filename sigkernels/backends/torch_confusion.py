@@ -32,7 +32,7 @@ class ConfusionResult(NamedTuple):
 class _Columns(NamedTuple):
     """A chunk of labels: everything that the loss needs of it."""
 
-    index: int
+    number: int
     start: int
     stop: int
     weight: Tensor  # [c, s]
@@ -65,16 +65,15 @@ def confusion_loss(
         sums = torch.zeros(3, dtype=wide, device=x.device)
         for c in _columns(walk, layer, targets, loss, False):
             sums += torch.stack([c.tp.sum(), c.s.sum(), c.p.sum()])
-        fraction, pooled = loss.fraction(*sums, x.shape[0] * layer.num_rows, tiny)
+        fraction, pooled = loss.fraction(sums[0], sums[1], sums[2], x.shape[0] * layer.num_rows, tiny)
         value = 1 - fraction
         if not any(needs):
             return ConfusionResult(value, None, None, None, None, None)
     grad_x = torch.zeros_like(walk.x) if needs[0] else None
     grad_weight = torch.empty(layer.weight.shape, dtype=out_dtype, device=x.device) if needs[1] else None
     grad_bias = torch.empty(layer.num_rows, dtype=out_dtype, device=x.device) if needs[2] else None
-    grad_beta, grad_eta = (
-        torch.zeros(layer.num_rows if need else 0, dtype=wide, device=x.device) for need in needs[3:]
-    )
+    grad_beta = torch.zeros(layer.num_rows if needs[3] else 0, dtype=wide, device=x.device)
+    grad_eta = torch.zeros(layer.num_rows if needs[4] else 0, dtype=wide, device=x.device)
     for c in _columns(walk, layer, targets, loss, any(needs)):
         slopes = pooled
         if slopes is None:
@@ -93,7 +92,7 @@ def confusion_loss(
                 grad_eta[here] = by_t.sum(0, dtype=wide) * _setting(loss, "beta", layer, here, wide, x.device)
         g = by_score.mul_(c.slope)
         if grad_x is not None:
-            _add_grad_x(grad_x, g, walk, c.index, c.weight)
+            _add_grad_x(grad_x, g, walk, c.number, c.weight)
         if grad_weight is not None:
             grad_weight[here] = g.T @ walk.slack
         if grad_bias is not None:

@@ -1,4 +1,4 @@
-"""The LML projection in plain torch, on any device: rows in blocks, in float64, so that sums over many labels are exact.
+"""The LML projection in plain torch, on any device: blocks of rows in float64, so that sums over labels are exact.
 
 ``ops/lml.py`` has the mathematics. All functions take ``z [B, n]``; a row's shift ν is a float64 number.
 """

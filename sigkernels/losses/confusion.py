@@ -79,7 +79,7 @@ class ConfusionLoss(Loss):
         return value, Slopes(a * inverse, (b - e * value) * inverse)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """The loss, a scalar, for logits ``z [B, n]`` and targets ``y [B, n]``: the mean over labels, or the pooled one."""
+        """The loss of logits ``z [B, n]`` and targets ``y [B, n]``, a scalar: the mean over labels, or pooled."""
         s, rest = self.scores(z)
         tp, fp, fn, tn = ((a * b).sum(0) for a, b in ((s, y), (s, 1 - y), (rest, y), (rest, 1 - y)))
         if self.average == "pooled":
@@ -108,7 +108,7 @@ class SigmoidF1(ConfusionLoss):
         on: ``"logits"``: S acts on the logits; ``"probability"``: on their sigmoid, as the published code does.
 
     Reductions: ``"mean"`` is the loss as defined above; ``"sum"`` adds up the labels instead (n times the mean; with
-    ``average="pooled"`` there is one value and nothing to add up). A row has no loss of its own, so ``"none"`` is refused.
+    ``average="pooled"`` there is one value and nothing to add up). A row has no loss of its own: ``"none"`` is refused.
     """
 
     beta: float | Tensor = 1.0

@@ -144,7 +144,7 @@ class Focal(_TwoSided):
 class Asymmetric(_TwoSided):
     """Asymmetric loss (ASL, Ben-Baruch et al. 2021).
 
-    Positives ``-(1-p)^{γ+} log p``; negatives ``-m^{γ-} log(1-m)`` with the shifted probability ``m = max(p - clip, 0)``.
+    Positives ``-(1-p)^{γ+} log p``; negatives ``-m^{γ-} log(1-m)`` with the shifted probability m = max(p - clip, 0).
 
     Args:
         gamma_neg: γ- ≥ 0, focusing of negatives.

@@ -1,8 +1,8 @@
 """Losses of a whole row: they need all of its logits at once, so ``[B, n]`` logits are made, once, and then overwritten
 by their own gradient. A head computes everything else as for the other losses.
 
-Reductions: ``"none"`` gives the loss of each row, ``"sum"`` their sum, ``"mean"`` their mean over the rows: there are no
-terms per label that could be averaged over.
+Reductions: ``"none"`` gives the loss of each row, ``"sum"`` their sum, ``"mean"`` their mean over the rows: there are
+no terms per label that could be averaged over.
 """
 
 from __future__ import annotations

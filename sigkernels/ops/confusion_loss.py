@@ -2,8 +2,8 @@
 
     loss = mean_c (1 - value_c)  or  1 - value of the pooled sums;   ``losses/confusion.py`` has the formulas
 
-A label's value depends on all rows of the batch, so there is a scalar and no loss per row. The gradients, those of β and η
-included, are made in the forward pass; the backward pass scales them.
+A label's value depends on all rows of the batch, so there is a scalar and no loss per row. The gradients, those of β
+and η included, are made in the forward pass; the backward pass scales them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def confusion_loss(
             f"{type(loss).__name__} has one value per label, made of all rows: a row has no loss of its own; "
             "use reduction='mean' or 'sum'"
         )
-    sparse = isinstance(targets, LabelSets)
+    sparse, dense = (targets, None) if isinstance(targets, LabelSets) else (None, targets)
     beta, eta = getattr(loss, "beta", None), getattr(loss, "eta", None)
     tensors = [t if isinstance(t, Tensor) else None for t in (beta, eta)]
     numbers = [0.0 if t is None or isinstance(t, Tensor) else float(t) for t in (beta, eta)]
@@ -44,9 +44,9 @@ def confusion_loss(
     enabled = torch.is_grad_enabled()
     return confusion_loss_operator(
         *inputs,
-        targets.indices if sparse else None,
-        targets.offsets if sparse else None,
-        None if sparse else targets,
+        None if sparse is None else sparse.indices,
+        None if sparse is None else sparse.offsets,
+        dense,
         numbers,
         loss.metric,
         loss.average,
@@ -82,12 +82,16 @@ def confusion_loss_operator(
     else:
         loss = UnboundedF1(metric, average)
     layer = Layer(weight, bias, *sizes)
-    targets = dense if dense is not None else LabelSets._trusted(indices, offsets, layer.num_labels)
+    if dense is not None:
+        targets: LabelSets | Tensor = dense
+    else:
+        assert indices is not None and offsets is not None
+        targets = LabelSets._trusted(indices, offsets, layer.num_labels)
     module = backends.by_name(backends.select(x, loss))
     make = getattr(module, "confusion_loss", torch_confusion.confusion_loss)
-    result = make(x, layer, targets, loss, reduction, tuple(needs))
+    result = make(x, layer, targets, loss, reduction, (needs[0], needs[1], needs[2], needs[3], needs[4]))
     grads = [x.new_empty(0) if grad is None else grad for grad in result[1:]]
-    return result.value.to(accumulate_dtype(x.dtype)), *grads
+    return result.value.to(accumulate_dtype(x.dtype)), grads[0], grads[1], grads[2], grads[3], grads[4]
 
 
 @confusion_loss_operator.register_fake

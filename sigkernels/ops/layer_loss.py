@@ -1,7 +1,7 @@
 """The loss of a layer against targets, whatever kind of loss it is.
 
-A loss over labels is fused with the layer (``fused_loss``), so is one over columns (``confusion_loss``). A loss of whole
-rows needs all of their logits: one ``[B, n]`` array, which is then overwritten by its own gradient.
+A loss over labels is fused with the layer (``fused_loss``), so is one over columns (``confusion_loss``). A loss of
+whole rows needs all of their logits: one ``[B, n]`` array, which is then overwritten by its own gradient.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class LayerRowLoss(torch.autograd.Function):
         ctx.needs = ctx.needs_input_grad[:3] if grad_enabled else (False, False, False)
         ctx.meta, ctx.loss, ctx.reduction = layer[2:], loss, reduction
         ctx.scale = 1.0 / max(x.shape[0], 1) if reduction == "mean" else 1.0
-        sparse = isinstance(targets, LabelSets)
-        saved = (x, weight, bias, *((targets.indices, targets.offsets, None) if sparse else (None, None, targets)))
+        kept = (targets.indices, targets.offsets, None) if isinstance(targets, LabelSets) else (None, None, targets)
+        saved = (x, weight, bias, *kept)
         ctx.save_for_backward(*saved)
         scale = x.new_full((x.shape[0],), ctx.scale, dtype=accumulate_dtype(x.dtype))
         now = any(ctx.needs) and reduction != "none"

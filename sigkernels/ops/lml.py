@@ -4,16 +4,17 @@ r"""The limited multi-label projection: the point of {0 < y < 1, Σy = k} neares
       = σ(z + ν),   ν: [...]  the root of  g(ν) = Σ_i σ(z_i + ν) - k
 
 Backward, with h_i = y_i (1 - y_i) and E[g] = Σ h g / Σ h:  grad_z = h ∘ (g - E[g]).
-The negative log-likelihood of a set Y is -Σ_{j∈Y} log y_j = Σ_{j∈Y} softplus(-(z_j + ν)); its gradient is -(1 - y_j) on Y
-plus h / Σh · Σ_{j∈Y} (1 - y_j) everywhere.
+The negative log-likelihood of a set Y is -Σ_{j∈Y} log y_j = Σ_{j∈Y} softplus(-(z_j + ν)); its gradient is -(1 - y_j)
+on Y plus h / Σh · Σ_{j∈Y} (1 - y_j) everywhere.
 
 How ν is found. With r_i = σ(-|z_i + ν|) and N = #{z_i + ν > 0},
 
     g = P - Q,   P = Σ_{z_i+ν ≤ 0} r_i + max(N - k, 0),   Q = Σ_{z_i+ν > 0} r_i + max(k - N, 0)
 
-has no cancellation even on rows where every y is 0 or 1 to the last bit, so the root is known to full relative precision
-there too. Newton runs on log P - log Q, which is nearly linear both for k << n and for saturated rows, inside the bracket
-logit(k/n) - max z ≤ ν ≤ logit(k/n) - min z, and bisects when a step leaves the bracket or does not shrink.
+has no cancellation even on rows where every y is 0 or 1 to the last bit, so the root is known to full relative
+precision there too. Newton runs on log P - log Q, whose slope lies in [1/2, 2] (P or Q is a plain sum of r, and
+1/2 ≤ 1-r ≤ 1), inside the bracket logit(k/n) - max z ≤ ν ≤ logit(k/n) - min z; it bisects when a step leaves the
+bracket or does not shrink.
 
 A logit of -inf is a label that may not be chosen (y = 0), +inf one that must be (y = 1); a NaN makes its row NaN.
 The backward pass recomputes σ from z and ν: no array of the size of z is saved beside z itself.
@@ -132,7 +133,7 @@ def _nll_grad(grad: Tensor, z: Tensor, at: Entries, root: Root, out: Tensor | No
 
 
 def nll_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
-    """The NLL of each row of ``z [B, n]``; z is overwritten by the gradient times ``row_scale [B]`` where that is given."""
+    """The NLL of each row of ``z [B, n]``; where ``row_scale [B]`` is given, z becomes the gradient times it."""
     if k == z.shape[1]:
         rows = torch.zeros(z.shape[0], dtype=sum_dtype(z.device), device=z.device)
         rows.index_add_(0, at.rows, at.weighted(torch.ones_like(at.rows, dtype=rows.dtype)))
@@ -226,10 +227,10 @@ def lml_nll(z: Tensor, targets: Any, k: int, reduction: str = "mean") -> Tensor:
 
     Args:
         z: logits ``[..., n]``.
-        targets: LabelSets with one set per row, a dense ``[..., n]`` tensor in [0, 1] (entries are the weights of the terms), a
-            ``torch.sparse_csr`` tensor or a list of lists.
+        targets: LabelSets with one set per row, a dense ``[..., n]`` tensor in [0, 1] (entries are the weights of
+            the terms), a ``torch.sparse_csr`` tensor or a list of lists.
         k: how many labels the projection chooses, ``1 ≤ k ≤ n``.
-        reduction: ``"mean"`` over the rows (0 for an empty batch), ``"sum"``, or ``"none"``: one loss per row, ``[...]``.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss per row, ``[...]``.
 
     Returns:
         The loss in float32 (float64 for float64 logits).
@@ -241,8 +242,8 @@ def lml_nll(z: Tensor, targets: Any, k: int, reduction: str = "mean") -> Tensor:
     if k < n:
         rows = _lml_nll(flat, *sparse, dense, k)[0]
     else:
-        counts = sparse[1].diff() if dense is None else dense.sum(1)
-        rows = _everything(flat.double().sum(1), counts * -math.log1p(-_EDGE))
+        rows = nll_rows_and_grad_(flat.detach(), entries(*sparse, dense), k, None)
+        rows = _everything(flat.to(rows.dtype).sum(1), rows)
     return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))
 
 

@@ -40,10 +40,10 @@ def split_targets(targets: Any, z: Tensor) -> tuple[tuple[Tensor | None, Tensor 
 
 
 def reduce_rows(rows: Tensor, reduction: str, leading: torch.Size) -> Tensor:
-    """``[B]`` → the reduced loss. The mean runs over rows: such a loss has no per-label terms to average over."""
+    """``[B]`` → the reduced loss. The mean runs over rows (NaN for none, as torch): there are no per-label terms."""
     if reduction == "none":
         return rows.reshape(leading)
-    return rows.sum() / max(1, rows.numel()) if reduction == "mean" else rows.sum()
+    return rows.mean() if reduction == "mean" else rows.sum()
 
 
 def check_logits(z: Tensor, k: int) -> int:

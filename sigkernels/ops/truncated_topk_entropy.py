@@ -25,7 +25,7 @@ from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
 
 
 def entropy_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
-    """The loss of each row of ``z [B, n]``; z is overwritten: by the gradient times ``row_scale [B]`` where that is given."""
+    """The loss of each row of ``z [B, n]``, which is used up; with ``row_scale [B]`` it becomes the gradient times that."""
     wide = sum_dtype(z.device)
     positives = z[at.rows, at.labels].to(wide)
     z[at.rows, at.labels] = -torch.inf
@@ -116,7 +116,7 @@ def truncated_topk_entropy(z: Tensor, targets: Any, k: int, reduction: str = "me
             terms), a ``torch.sparse_csr`` tensor or a list of lists. A row without labels has loss 0.
         k: how many labels may be ranked first at no cost, ``1 ≤ k ≤ n``; with one label per row, ``k = 1`` is the usual
             softmax cross-entropy.
-        reduction: ``"mean"`` over the rows (0 for an empty batch), ``"sum"``, or ``"none"``: one loss per row, ``[...]``.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss per row, ``[...]``.
 
     Returns:
         The loss in float32 (float64 for float64 logits).
