@@ -11,8 +11,18 @@ from torch import Tensor
 
 from . import edge, ops
 from .losses import BCE, Loss
+from .ops import lml, lml_nll, truncated_topk_entropy
 
-__all__ = ["dft_logits", "dft_loss", "dft_topk", "linear_loss", "linear_topk"]
+__all__ = [
+    "dft_logits",
+    "dft_loss",
+    "dft_topk",
+    "linear_loss",
+    "linear_topk",
+    "lml",
+    "lml_nll",
+    "truncated_topk_entropy",
+]
 
 
 def dft_logits(
@@ -103,7 +113,7 @@ def _loss(
     y = edge.targets_for(targets, x.shape[:-1], layer.num_labels, x.device)
     if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:  # sets keep global labels, arrays do not
         y = y[:, layer.label_start : layer.label_start + layer.num_rows]
-    value = ops.fused_loss(flat, layer, y, loss, reduction, grad_into)
+    value = ops.layer_loss(flat, layer, y, loss, reduction, grad_into)
     return value.reshape(x.shape[:-1]) if reduction == "none" else value
 
 
