@@ -1,0 +1,71 @@
+"""The truncated DFT: the fixed part of a classifier that can predict every set of up to k labels.
+
+``W_dft`` is ``[n, 2k+1]`` with orthonormal columns, in this order (``t_i = 2π i / n``)::
+
+    1/√n, √(2/n)·cos t_i, √(2/n)·sin t_i, √(2/n)·cos 2t_i, √(2/n)·sin 2t_i, …, √(2/n)·cos k t_i, √(2/n)·sin k t_i
+
+An angle ``j·t_i`` is never formed from a rounded ``t_i``: ``j·i mod n`` is reduced in integers first. At
+n = 1e6 and k = 80 a float32 angle would be wrong in the second digit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def check_dft(num_labels: int, k: int) -> None:
+    """Refuses an (n, k) for which a column of the DFT would vanish or repeat."""
+    for name, value in (("num_labels", num_labels), ("k", k)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if num_labels < 1:
+        raise ValueError(f"num_labels must be at least 1, got {num_labels}")
+    if k < 0:
+        raise ValueError(f"k must be at least 0, got {k}")
+    if 2 * k + 1 > num_labels:
+        raise ValueError(
+            f"k = {k} needs 2k+1 = {2 * k + 1} ≤ num_labels = {num_labels}: above that a DFT column vanishes or "
+            f"repeats. Use k ≤ {(num_labels - 1) // 2}; with so few labels a full nn.Linear costs no more."
+        )
+
+
+def angles(num_labels: int, k: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """``2π (j·i mod n) / n`` for i in ``positions`` and j = 1 … k, ``[len(positions), k]`` float64."""
+    turns = np.multiply.outer(positions.astype(np.int64) % num_labels, np.arange(1, k + 1, dtype=np.int64))
+    return (turns % num_labels) * (2 * math.pi / num_labels)
+
+
+def dft_rows(num_labels: int, k: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The rows ``positions`` (taken modulo n) of ``W_dft``, ``[len(positions), 2k+1]`` float64."""
+    rows = np.empty((len(positions), 2 * k + 1))
+    rows[:, 0] = 1 / math.sqrt(num_labels)
+    turn = angles(num_labels, k, positions)
+    rows[:, 1::2] = math.sqrt(2 / num_labels) * np.cos(turn)
+    rows[:, 2::2] = math.sqrt(2 / num_labels) * np.sin(turn)
+    return rows
+
+
+def dft_matrix(
+    num_labels: int,
+    k: int,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """``W_dft`` for the labels ``start … stop-1``, ``[stop-start, 2k+1]``, made in float64 and rounded once."""
+    check_dft(num_labels, k)
+    positions = np.arange(start, num_labels if stop is None else stop)
+    return torch.from_numpy(dft_rows(num_labels, k, positions)).to(dtype=dtype, device=device)
+
+
+def prior_coefficient(num_labels: int, k: int) -> float:
+    """The constant coefficient ``√n · logit(k/n)`` that gives every label the probability k/n."""
+    share = min(max(k, 0.5), num_labels - 0.5) / num_labels  # k = 0 and k = n have no finite logit
+    return math.sqrt(num_labels) * (math.log(share) - math.log1p(-share))

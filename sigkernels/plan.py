@@ -1,0 +1,108 @@
+"""Plans: what all tiles of a DFT layer share, worked out once per (n, k, tile, eps).
+
+For labels ``i0+δ`` around a centre ``i0`` the DFT is a rotation by ``j·t_{i0}`` of the DFT around label 0, so every
+tile of labels uses the same small matrix once the coefficients are rotated. A tile sees only a sliver of each wave, so
+that matrix has a tiny numerical rank ``r ≈ 2k·tile/n + O(10)`` and factors as ``U [tile, r] · V [r, 2k+1]``::
+
+    z_tile = U · (V · Rot(i0) · x_dft)
+
+Around the centre cosines are even and sines odd: the two halves are factored apart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dft import angles, check_dft, dft_rows
+
+_CACHE_BYTES = 64 * 2**20
+_ROTATION_BLOCK = 4096  # centres whose angles are formed at a time
+
+
+class DFTPlan(NamedTuple):
+    """The shared factors of one (n, k, tile, eps). All arrays are float64 and read-only."""
+
+    num_labels: int
+    k: int
+    tile: int
+    u: NDArray[np.float64]  # [tile, r]; row d is the label centre + d - tile//2
+    v: NDArray[np.float64]  # [r, 2k+1]; the even rows touch only column 0 and cosines, the odd rows only sines
+    even_rank: int  # the first even_rank columns of u and rows of v are the even half
+
+    @property
+    def rank(self) -> int:
+        """r: how many columns the DFT part costs per tile."""
+        return self.v.shape[0]
+
+    def centres(self, label_start: int, num_rows: int) -> NDArray[np.int64]:
+        """The centre label of each tile that covers ``label_start … label_start + num_rows - 1``."""
+        return label_start + np.arange(0, num_rows, self.tile, dtype=np.int64) + self.tile // 2
+
+    def rotations(self, centres: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """``cos(j·t_c)`` and ``sin(j·t_c)`` for each centre c and j = 1 … k, ``[len(centres), k]`` each."""
+        cos, sin = np.empty((2, len(centres), self.k))
+        for at in range(0, len(centres), _ROTATION_BLOCK):
+            block = slice(at, at + _ROTATION_BLOCK)
+            turn = angles(self.num_labels, self.k, centres[block])
+            np.cos(turn, out=cos[block])
+            np.sin(turn, out=sin[block])
+        return cos, sin
+
+    @property
+    def nbytes(self) -> int:
+        return self.u.nbytes + self.v.nbytes
+
+
+_cache: OrderedDict[tuple[int, int, int, float], DFTPlan] = OrderedDict()
+_lock = threading.Lock()
+
+
+def plan(num_labels: int, k: int, tile: int, eps: float) -> DFTPlan:
+    """The plan for tiles of ``tile`` labels whose factors are right to ``eps`` of the tile matrix's norm.
+
+    Cached; the least recently used plans go when the cache passes 64 MiB.
+    """
+    key = (num_labels, k, tile, eps)
+    with _lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]
+    made = _make(num_labels, k, tile, eps)
+    with _lock:
+        _cache[key] = made
+        while len(_cache) > 1 and sum(p.nbytes for p in _cache.values()) > _CACHE_BYTES:
+            _cache.popitem(last=False)
+    return made
+
+
+def _make(num_labels: int, k: int, tile: int, eps: float) -> DFTPlan:
+    check_dft(num_labels, k)
+    rows = dft_rows(num_labels, k, np.arange(tile) - tile // 2)
+    even = np.r_[0, np.arange(1, 2 * k + 1, 2)]
+    odd = np.arange(2, 2 * k + 1, 2)
+    factors = [_factor(rows[:, columns], columns, 2 * k + 1, eps) for columns in (even, odd)]
+    u = np.ascontiguousarray(np.hstack([f[0] for f in factors]))
+    v = np.ascontiguousarray(np.vstack([f[1] for f in factors]))
+    for array in (u, v):
+        array.setflags(write=False)
+    return DFTPlan(num_labels, k, tile, u, v, even_rank=factors[0][1].shape[0])
+
+
+def _factor(
+    half: NDArray[np.float64], columns: NDArray[np.int64], width: int, eps: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Truncated SVD of one parity: (``[tile, r]``, ``[r, width]`` with zeros outside ``columns``)."""
+    if not columns.size:
+        return np.empty((half.shape[0], 0)), np.empty((0, width))
+    u, sigma, vt = np.linalg.svd(half, full_matrices=False)
+    rank = max(1, int((sigma > eps * sigma[0]).sum()))
+    v = np.zeros((rank, width))
+    v[:, columns] = vt[:rank]
+    # √σ on both sides keeps the rotated coefficients and the tile factor on one scale.
+    root = np.sqrt(sigma[:rank])
+    return u[:, :rank] * root, v * root[:, None]
