@@ -27,7 +27,6 @@ from .rounding import (
 )
 
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
-OUTWARD = 1e-9  # bounds are widened by this much, so that another BLAS reproduces them
 
 
 class Proof(NamedTuple):
@@ -47,21 +46,20 @@ class Proof(NamedTuple):
         return Verdict.NOT_EPS if self.hi < tol else Verdict.UNDECIDED
 
 
-def widen(lo: float, hi: float) -> tuple[float, float]:
-    """The interval, rounded outward."""
-    return lo - OUTWARD * abs(lo) if math.isfinite(lo) else lo, hi + OUTWARD * abs(hi)
+def prove(problem: Problem, active: ndarray, certificate: Certificate, target: float = math.inf) -> Proof:
+    """What this certificate proves for the set of ``active`` labels (sorted, distinct).
 
-
-def prove(problem: Problem, active: ndarray, certificate: Certificate) -> Proof:
-    """What this certificate proves for the set of ``active`` labels (sorted, distinct)."""
+    ``target``: the radius that matters; effort to bound it from below more closely than that is saved.
+    """
     lo, hi, argmaxable, reason = trivial_bounds(problem, active)
     if argmaxable is False:
         return Proof(lo, hi, argmaxable)
     kind = certificate.kind
     if certificate.witness is not None:
-        low, signs_hold, reason = _witness(problem, active, np.asarray(certificate.witness))
+        low, signs_hold, reason = _witness(problem, active, np.asarray(certificate.witness), target)
+        lo = max(lo, low)
         if signs_hold:
-            lo, argmaxable = max(lo, low), True
+            argmaxable = True
     elif kind == "witness":
         reason = "it holds no witness"
     if kind == "roots":
@@ -71,7 +69,7 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate) -> Proof:
     elif kind == "alternation":
         reason = _alternation(problem, active, certificate.support)
         if not reason:
-            return Proof(*widen(lo, 0.0), False)
+            return Proof(lo, 0.0, False)
     if certificate.multipliers is not None and kind != "alternation":
         support, multipliers = certificate.support, certificate.multipliers
         bad = _bad_multipliers(problem, support, multipliers)
@@ -82,13 +80,13 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate) -> Proof:
             if kind == "gordan":
                 reason = _gordan(problem, active, support, multipliers)
                 if not reason:
-                    return Proof(*widen(lo, 0.0), False)
+                    argmaxable, hi = False, 0.0
             hi = min(hi, _dual_bound(problem, active, support, multipliers))
     elif kind in ("gordan", "dual"):
         reason = "it holds no multipliers"
     if kind not in ("witness", "roots", "gordan", "alternation", "dual", "none"):
         reason = f"its kind {kind!r} is unknown"
-    return Proof(*widen(lo, hi), argmaxable, reason)
+    return Proof(lo, hi, argmaxable, reason)
 
 
 def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
@@ -96,13 +94,15 @@ def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
     if problem.constant_answer(active).size:
         return Proof(-math.inf if problem.bias is not None else 0.0, 0.0, False)
     lo = 0.0 if problem.bias is None else -math.inf
-    return Proof(*widen(lo, problem.trivial_radius), None)
+    return Proof(lo, problem.trivial_radius, None)
 
 
 # Witnesses
 
 
-def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray) -> tuple[ndarray, ndarray]:
+def prove_witnesses(
+    problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float
+) -> tuple[ndarray, ndarray]:
     """For witnesses ``x`` [m, d] of the sets ``which`` [m]: lower bounds on the radius, and whether all signs are proved.
 
     One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
@@ -117,14 +117,17 @@ def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray) ->
             logits += problem.bias
         for row, i in enumerate(which[part]):
             at = start + row
-            lo[at], holds[at], _ = _witness(problem, sets[int(i)], x[at], logits[row])
+            lo[at], holds[at], _ = _witness(problem, sets[int(i)], x[at], target, logits[row])
     return lo, holds
 
 
 def _witness(
-    problem: Problem, active: ndarray, x: ndarray, logits: ndarray | None = None
+    problem: Problem, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
 ) -> tuple[float, bool, str]:
-    """A lower bound on ``min_i y_i(w_i·x + c_i)/‖w_i‖`` in the box, whether every sign is proved, and why not."""
+    """A lower bound on ``min_i y_i(w_i·x + c_i)/‖w_i‖`` in the box, whether every sign is proved, and why not.
+
+    Rows whose float64 bound falls short of their sign, or of ``target`` where they might reach it, are summed exactly.
+    """
     if x.shape != (problem.d,):
         return -math.inf, False, f"its witness has shape {x.shape}, expected ({problem.d},)"
     if x.dtype == object:
@@ -136,44 +139,55 @@ def _witness(
         logits = problem.matrix @ x
         if problem.bias is not None:
             logits = logits + problem.bias
-    margins = -logits
-    margins[active] = logits[active]
+    largest = float(np.max(np.abs(x), initial=0.0))
+    inside = 1.0 if largest <= problem.box else problem.box / largest * (1.0 - 8 * U)
 
     # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
     low, high = problem.norms
-    relative = gamma(problem.d + 3) * norm_upper(x)
-    error = relative * high + TINY
+    margins = -logits
+    margins[active] = logits[active]
+    error = (gamma(problem.d + 3) * norm_upper(x)) * high
     if problem.bias is not None:
         error += gamma(problem.d + 3) * np.abs(problem.bias)
-    doubt = 0.0
+    doubt = TINY
     if problem.k >= 0:
-        doubt = problem.entry_error * float(np.abs(x[: problem.dft_columns]).sum()) * SLOP
-        error += doubt
+        doubt += problem.entry_error * float(np.abs(x[: problem.dft_columns]).sum()) * SLOP
+    error += doubt
     margins -= error
-    close = np.flatnonzero(~((margins > 0) & (margins < 1e290)))  # written so that NaN and overflow count as close
+    goal = target / inside * high if math.isfinite(target) else _reachable(margins, error, low, high)
+    # Written so that NaN and overflow count as close.
+    clear = (margins > 0) & (margins < 1e290) & ((margins >= goal) | (margins + 2 * error < goal))
+    close = np.flatnonzero(~clear)
     if close.size:
         wrong = close[margins[close] < -2.0 * SLOP * error[close]]
+        if close.size <= EXACT_ROWS and not wrong.size:
+            bias = None if problem.bias is None else problem.bias[close]
+            exact = exact_dots(problem.matrix[close], x, bias)
+            if exact is not None:
+                exact = exact * np.where(np.isin(close, active), 1.0, -1.0)
+                margins[close] = exact - 2 * U * np.abs(exact) - doubt * SLOP
+        wrong = np.flatnonzero(~(margins > 0))
         if wrong.size:
-            return -math.inf, False, f"label {int(wrong[0])} has the wrong sign at its witness"
-        if close.size > EXACT_ROWS:
-            return -math.inf, False, f"{close.size} labels are too close to call at its witness"
-        bias = None if problem.bias is None else problem.bias[close]
-        exact = exact_dots(problem.matrix[close], x, bias)
-        if exact is None:
-            return -math.inf, False, "numbers too large or too small for exact sums"
-        sign = np.where(np.isin(close, active), 1.0, -1.0)
-        margins[close] = sign * exact * (1.0 - 2 * U) - doubt * SLOP
-        wrong = close[~(margins[close] > 0)]
-        if wrong.size:
-            return -math.inf, False, f"label {int(wrong[0])} does not have its sign at its witness"
+            reason = f"label {int(wrong[0])} does not provably have its sign at its witness"
+            if inside < 1.0 or not np.all(np.isfinite(margins)):
+                return -math.inf, False, reason
+            rows = low > 0
+            radius = float(np.min((margins / np.where(margins < 0, low, high))[rows], initial=math.inf))
+            return radius, False, reason
     rows = high > 0  # a zero row has its sign by its bias and bounds no ball
     radius = float(np.min(margins[rows] / high[rows], initial=math.inf)) * (1.0 - 8 * U)
-    largest = float(np.max(np.abs(x), initial=0.0))
-    if largest > problem.box:
+    if inside < 1.0:
         if problem.bias is not None:
             return -math.inf, True, ""  # argmaxable, but this input is outside the box
-        radius *= problem.box / largest * (1.0 - 8 * U)
-    return widen(radius, 0.0)[0], True, ""
+        radius *= inside
+    return radius, True, ""
+
+
+def _reachable(margins: ndarray, error: ndarray, low: ndarray, high: ndarray) -> ndarray:
+    """The least margin each row needs so as not to lower the radius: what the lowest row can reach at best."""
+    rows = low > 0
+    best = float(np.min((margins[rows] + 2 * error[rows]) / low[rows], initial=math.inf))
+    return best * high
 
 
 def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float, bool, str]:
@@ -182,27 +196,39 @@ def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float
         return -math.inf, False, "an exact witness means nothing for the irrational DFT"
     if not all(isinstance(v, Fraction) for v in x):
         return -math.inf, False, "its witness holds something other than Fractions"
-    is_active = np.zeros(problem.n, dtype=bool)
-    is_active[active] = True
     _, high = problem.norms
-    columns = [(j, v) for j, v in enumerate(x) if v]
+    largest = max((abs(v) for v in x), default=Fraction(0))
+    scale = largest or Fraction(1)
+    rounded = np.array([float(v / scale) for v in x])
+    logits = problem.matrix @ rounded
+    if problem.bias is not None:
+        logits += problem.bias * float(1 / scale)
+    margins = -logits
+    margins[active] = logits[active]
+    # The rounded witness settles most rows; the rest are summed as fractions.
+    error = gamma(problem.d + 6) * norm_upper(rounded) * high + TINY
+    if problem.bias is not None:
+        error += gamma(problem.d + 6) * np.abs(problem.bias) * float(1 / scale)
+    margins -= error
+    rows = high > 0
     lowest = math.inf
-    for i in range(problem.n):
-        row = problem.weight[i]
-        logit = sum((Fraction(float(row[j])) * v for j, v in columns), Fraction(0))
+    settled = rows & (margins > 4 * error) & (margins < 1e290)
+    if settled.any():
+        lowest = _down(Fraction(float(np.min(margins[settled] / high[settled]))) * scale)
+    for i in np.flatnonzero(~settled).tolist():
+        logit = sum((Fraction(float(w)) * v for w, v in zip(problem.weight[i], x, strict=True)), Fraction(0))
         if problem.bias is not None:
             logit += Fraction(float(problem.bias[i]))
-        margin = logit if is_active[i] else -logit
+        margin = logit if i in active else -logit
         if margin <= 0:
             return -math.inf, False, f"label {i} does not have its sign at its witness"
-        if high[i] > 0:
+        if rows[i]:
             lowest = min(lowest, _down(margin / Fraction(float(high[i]))))
-    largest = max((abs(v) for v in x), default=Fraction(0))
     if largest > problem.box:
         if problem.bias is not None:
             return -math.inf, True, ""
         lowest *= _down(Fraction(problem.box) / largest)
-    return widen(lowest, 0.0)[0], True, ""
+    return lowest, True, ""
 
 
 def _down(value: Fraction) -> float:
@@ -238,17 +264,15 @@ def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[fl
         return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {problem.k}"
     if problem.bias is not None:
         return -math.inf, ""  # scaled up far enough it outgrows every bias, but perhaps not within the box
-    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. The product is summed as logarithms of
-    # 2r factors, each with a relative error below 1e-12 (τ lies at least half a step from every label).
-    labels = np.arange(problem.n, dtype=np.int64)
-    log_value = np.zeros(problem.n)
-    for g in roots.tolist():
-        half_steps = np.abs(2 * (labels - g) + 1)
-        half_steps = np.minimum(half_steps, 2 * problem.n - half_steps)
-        log_value += np.log(np.sin((math.pi / 2) * half_steps / problem.n))
-    log_radius = float(np.min(log_value - np.log(problem.norms[1])))
+    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave, so the
+    # labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
+    labels = np.unique(np.concatenate([roots, roots - 1]) % problem.n)
+    half_steps = np.abs(2 * (labels[:, None] - roots[None, :]) + 1)
+    half_steps = np.minimum(half_steps, 2 * problem.n - half_steps)
+    log_value = np.log(np.sin((math.pi / 2) * half_steps / problem.n)).sum(axis=1)
+    log_radius = float(np.min(log_value, initial=0.0)) - math.log(float(problem.norms[1].max()))
     log_radius += math.log(problem.box) - 0.5 * math.log(2.0 * problem.n)
-    log_radius -= 1e-9 * (1.0 + float(np.max(np.abs(log_value))))
+    log_radius -= 1e-9 * (1.0 + float(np.max(np.abs(log_value), initial=0.0)))
     return (math.exp(log_radius) if log_radius > -700 else 0.0), ""
 
 
