@@ -2,7 +2,6 @@
 
 import glob
 import os
-import sys
 
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup

@@ -1,1 +1,30 @@
-"""Multi-label output layers: fused losses, heads that can predict every label set, and proofs."""
+"""Multi-label output layers: fused losses, heads that can predict every label set, and proofs.
+
+Three nouns: a **head** (``DFTHead``, ``LinearHead``) owns a classifier matrix, **LabelSets** are a batch of sparse
+label sets, a **loss** (``BCE``, …) says what is measured.
+"""
+
+from . import functional
+from .backends import available_backends, backend, backend_status
+from .dft import dft_matrix
+from .heads import DFTHead, Head, LinearHead
+from .labels import LabelSets
+from .losses import BCE, Loss
+from .swap import swap_output_layer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BCE",
+    "DFTHead",
+    "Head",
+    "LabelSets",
+    "LinearHead",
+    "Loss",
+    "available_backends",
+    "backend",
+    "backend_status",
+    "dft_matrix",
+    "functional",
+    "swap_output_layer",
+]

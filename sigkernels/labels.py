@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -159,7 +160,7 @@ class LabelSets:
     def to_lists(self) -> list[list[int]]:
         """One sorted list of labels per row."""
         flat, ends = self.indices.tolist(), self.offsets.tolist()
-        return [flat[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
     def to_scipy(self) -> Any:
         """The same sets as a ``scipy.sparse.csr_matrix`` of ones ``[B, n]``."""
@@ -236,9 +237,7 @@ class LabelSets:
             return LabelSets._trusted(self.indices[ends[0] : ends[-1]], ends - ends[0], self.num_labels)
         chosen = torch.arange(len(self), device=self.device)[key]
         if chosen.ndim != 1:
-            raise IndexError(
-                f"label sets are indexed by one dimension, got an index of shape {tuple(chosen.shape)}"
-            )
+            raise IndexError(f"label sets are indexed by one dimension, got an index of shape {tuple(chosen.shape)}")
         sizes = self.sizes[chosen]
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         shift = torch.repeat_interleave(self.offsets[chosen] - offsets[:-1], sizes)
@@ -264,9 +263,7 @@ class LabelSets:
     def __repr__(self) -> str:
         first = [self[row].tolist() for row in range(min(len(self), _PREVIEW_SETS))]
         shown = ", ".join(
-            "{"
-            + ", ".join(map(str, labels[:_PREVIEW_LABELS]))
-            + (", …}" if len(labels) > _PREVIEW_LABELS else "}")
+            "{" + ", ".join(map(str, labels[:_PREVIEW_LABELS])) + (", …}" if len(labels) > _PREVIEW_LABELS else "}")
             for labels in first
         )
         more = ", …" if len(self) > _PREVIEW_SETS else ""

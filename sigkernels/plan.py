@@ -1,8 +1,8 @@
 """Plans: what all tiles of a DFT layer share, worked out once per (n, k, tile, eps).
 
 For labels ``i0+δ`` around a centre ``i0`` the DFT is a rotation by ``j·t_{i0}`` of the DFT around label 0, so every
-tile of labels uses the same small matrix once the coefficients are rotated. A tile sees only a sliver of
-each wave, so that matrix has a tiny numerical rank ``r ≈ 2k·tile/n + O(10)``, and factors as ``U [tile, r] · V [r, 2k+1]``::
+tile of labels uses the same small matrix once the coefficients are rotated. A tile sees only a sliver of each wave, so
+that matrix has a tiny numerical rank ``r ≈ 2k·tile/n + O(10)`` and factors as ``U [tile, r] · V [r, 2k+1]``::
 
     z_tile = U · (V · Rot(i0) · x_dft)
 
@@ -31,9 +31,7 @@ class DFTPlan(NamedTuple):
     k: int
     tile: int
     u: NDArray[np.float64]  # [tile, r]; row d is the label centre + d - tile//2
-    v: NDArray[
-        np.float64
-    ]  # [r, 2k+1]; the even rows touch only column 0 and cosines, the odd rows only sines
+    v: NDArray[np.float64]  # [r, 2k+1]; the even rows touch only column 0 and cosines, the odd rows only sines
     even_rank: int  # the first even_rank columns of u and rows of v are the even half
 
     @property

@@ -1,0 +1,87 @@
+"""Backends: one operation, several implementations, chosen per tensor.
+
+``auto`` takes ``cpu`` for CPU tensors, and ``cuda``, else ``triton``, for CUDA tensors; ``torch`` serves every other
+device, and whatever a kernel does not cover. ``SIGKERNELS_BACKEND`` or ``with sk.backend(name)`` forces one: a forced
+backend that cannot do the job raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from .interface import Backend, LossResult
+
+__all__ = ["Backend", "LossResult", "available_backends", "backend", "backend_status", "by_name", "select"]
+
+_MODULES = {"torch": ".torch_tiled"}
+_AUTO: dict[str, tuple[str, ...]] = {}  # device type → kernels in order of preference
+_forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("sigkernels_backend", default=None)
+
+
+def backend_status() -> dict[str, str | None]:
+    """Every backend by name: ``None`` where it can be used, else why not and what to install."""
+    return {name: by_name(name).available() for name in _MODULES}
+
+
+def available_backends() -> list[str]:
+    """The names of the backends that can be used here."""
+    return [name for name, reason in backend_status().items() if reason is None]
+
+
+@contextlib.contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Forces a backend inside a ``with`` block: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"torch"`` or ``"auto"``."""
+    _require(name, "backend")
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def by_name(name: str) -> Backend:
+    """The module of a backend."""
+    module: Any = importlib.import_module(_MODULES[name], __package__)
+    return module
+
+
+def select(x: Tensor, loss: Any = None) -> str:
+    """The name of the backend for this tensor, and for this loss where one is given."""
+    forced = _forced.get()
+    if forced is None:
+        forced = os.environ.get("SIGKERNELS_BACKEND", "auto")
+        _require(forced, "SIGKERNELS_BACKEND")
+    if forced != "auto":
+        reason = _why_not(forced, x, loss)
+        if reason is not None:
+            raise RuntimeError(f"backend '{forced}' was asked for, but {reason}")
+        return forced
+    for name in _AUTO.get(x.device.type, ()):
+        if by_name(name).available() is None and _why_not(name, x, loss) is None:
+            return name
+    return "torch"
+
+
+def _why_not(name: str, x: Tensor, loss: Any) -> str | None:
+    module = by_name(name)
+    devices = module.devices()
+    if devices is not None and x.device.type not in devices:
+        return f"it takes {' or '.join(devices)} tensors and the input is on {x.device}; move it, or use 'torch'"
+    return module.supports(loss) if loss is not None else None
+
+
+def _require(name: str, source: str) -> None:
+    if name == "auto":
+        return
+    if name not in _MODULES:
+        raise ValueError(f"{source} = {name!r} is no backend; choose one of auto, {', '.join(_MODULES)}")
+    reason = by_name(name).available()
+    if reason is not None:
+        raise RuntimeError(f"backend '{name}' was asked for ({source}), but {reason}")

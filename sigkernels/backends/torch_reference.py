@@ -1,0 +1,60 @@
+"""The oracle: every operation as plain, dense, differentiable torch. Exact, readable, and O(B·n) in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..dft import dft_matrix
+from ..labels import LabelSets
+from ..layer import Layer
+from ..losses import Loss
+
+
+def matrix(layer: Layer) -> Tensor:
+    """``W = [W_dft | weight]``, ``[m, D]``."""
+    weight = layer.weight
+    if layer.k < 0:
+        return weight
+    dft = dft_matrix(
+        layer.num_labels,
+        layer.k,
+        start=layer.label_start,
+        stop=layer.label_start + layer.num_rows,
+        dtype=weight.dtype,
+        device=weight.device,
+    )
+    return torch.cat([dft, weight], dim=1)
+
+
+def logits(x: Tensor, layer: Layer) -> Tensor:
+    """``z = x Wᵀ + bias``, ``[B, m]``."""
+    return torch.nn.functional.linear(x, matrix(layer), layer.bias)
+
+
+def dense_targets(targets: LabelSets | Tensor, layer: Layer, dtype: torch.dtype) -> Tensor:
+    """The targets of this layer's labels as ``[B, m]``."""
+    if isinstance(targets, LabelSets):
+        return targets.to_dense(dtype)[:, layer.label_start : layer.label_start + layer.num_rows]
+    return targets.to(dtype)
+
+
+def loss_rows(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: Loss) -> Tensor:
+    """The loss of each row, summed over its labels, ``[B]``; differentiable in x, weight and bias."""
+    z = logits(x, layer)
+    start = layer.label_start
+    return loss.on(z, start, start + layer.num_rows).value(z, dense_targets(targets, layer, z.dtype)).sum(1)
+
+
+def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+    """A stable sort of all logits: ties go to the lower label."""
+    values, labels = torch.sort(logits(x, layer), dim=1, descending=True, stable=True)
+    return values[:, :m], labels[:, :m] + layer.label_start
+
+
+def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+    """Every logit against the threshold."""
+    above = (logits(x, layer) > threshold).nonzero()
+    rows, labels = above[:, 0], above[:, 1] + layer.label_start
+    offsets = torch.cat([rows.new_zeros(1), torch.bincount(rows, minlength=x.shape[0]).cumsum(0)])
+    return LabelSets(labels, offsets, layer.num_labels)

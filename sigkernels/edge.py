@@ -1,0 +1,156 @@
+"""The public edge: arguments are checked and brought into one form here, once; code below trusts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dft import check_dft
+from .labels import LabelSets
+from .layer import Layer
+from .losses import Loss
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_reduction(reduction: str) -> str:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    return reduction
+
+
+def check_loss(loss: Any, num_labels: int, device: torch.device) -> None:
+    if not isinstance(loss, Loss):
+        hint = f"; did you mean {loss.__name__}()?" if isinstance(loss, type) and issubclass(loss, Loss) else ""
+        raise TypeError(f"loss must be a sigkernels loss such as BCE(), got {loss!r}{hint}")
+    loss.check_labels(num_labels, device)
+
+
+def check_m(m: int, num_labels: int) -> int:
+    if isinstance(m, bool) or not hasattr(m, "__index__"):
+        raise TypeError(f"m must be a whole number, got {m!r}")
+    if not 1 <= m <= num_labels:
+        raise ValueError(f"m must lie in 1 … num_labels = {num_labels}, got {m}")
+    return m.__index__()
+
+
+def check_grad_into(grad_into: Any, weight: Tensor) -> None:
+    if grad_into is None:
+        return
+    if not isinstance(grad_into, Tensor):
+        raise TypeError(f"grad_into must be a tensor or None, got {type(grad_into).__name__}")
+    want = (weight.shape, weight.dtype, weight.device)
+    if (grad_into.shape, grad_into.dtype, grad_into.device) != want or not grad_into.is_contiguous():
+        raise ValueError(
+            f"grad_into must be contiguous with the weight's shape {tuple(weight.shape)}, dtype {weight.dtype} and "
+            f"device {weight.device}, got {tuple(grad_into.shape)}, {grad_into.dtype}, {grad_into.device}"
+        )
+    if grad_into.requires_grad:
+        raise ValueError("grad_into must not require a gradient itself; pass weight.grad or a plain tensor")
+
+
+def dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) -> tuple[Tensor, Layer]:
+    """Checks the arguments of a DFT operation; returns x as ``[B, D]`` and the layer, both in one dtype."""
+    check_dft(num_labels, k)
+    _check_matrix("slack_weight", slack_weight)
+    if slack_weight.shape[0] != num_labels:
+        raise ValueError(
+            f"slack_weight must have shape [num_labels, s] = [{num_labels}, s], got {tuple(slack_weight.shape)}"
+        )
+    return _flat(x, Layer(slack_weight, None, num_labels, k), "slack_weight")
+
+
+def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Layer]:
+    """Checks the arguments of a linear operation; returns x as ``[B, d]`` and the layer, both in one dtype."""
+    _check_matrix("weight", weight)
+    if weight.shape[0] < 1:
+        raise ValueError(f"weight must have at least one row (label), got shape {tuple(weight.shape)}")
+    if bias is not None:
+        if not isinstance(bias, Tensor):
+            raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}")
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(f"bias must have shape [{weight.shape[0]}], got {tuple(bias.shape)}")
+    return _flat(x, Layer(weight, bias, weight.shape[0], -1), "weight")
+
+
+def _check_matrix(name: str, weight: Any) -> None:
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
+    if weight.ndim != 2:
+        raise ValueError(f"{name} must be two-dimensional, got shape {tuple(weight.shape)}")
+
+
+def _flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+    width = layer.in_columns
+    if x.ndim < 1 or x.shape[-1] != width:
+        parts = f"2k+1+s = {layer.dft_columns} + {layer.weight.shape[1]} = {width}" if layer.k >= 0 else str(width)
+        raise ValueError(f"the last dimension of x must be {parts}, got shape {tuple(x.shape)}")
+    tensors = {"x": x, weight_name: layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
+        if tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device} and x on {x.device}; move both to one device")
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device_type)
+        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    if len({tensor.dtype for tensor in tensors.values()}) > 1:
+        have = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
+        raise TypeError(f"all inputs must have one dtype, got {have}; convert with .to(dtype) or use torch.autocast")
+    flat = tensors["x"].reshape(-1, width) if width else tensors["x"].reshape(x.shape[:-1].numel(), 0)
+    return flat, layer._replace(weight=tensors[weight_name], bias=tensors.get("bias"))
+
+
+def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:
+    """``targets`` in any accepted form → LabelSets, or a dense floating point tensor ``[B, n]`` in [0, 1]."""
+    batch = leading.numel()
+    if isinstance(targets, Tensor) and targets.layout == torch.strided:
+        return _dense(targets, leading, num_labels, device)
+    if isinstance(targets, LabelSets):
+        sets = targets
+    elif isinstance(targets, Tensor) or hasattr(targets, "tocsr"):
+        sets = LabelSets.from_csr(targets)
+        sets = sets if isinstance(targets, Tensor) else sets.to(device)
+    elif isinstance(targets, Iterable) and not isinstance(targets, (str, bytes, dict)):
+        sets = LabelSets.from_lists(targets, num_labels).to(device)
+    else:
+        raise TypeError(
+            "targets must be LabelSets, a dense [B, n] tensor, a sparse CSR matrix or a list of lists, "
+            f"got {type(targets).__name__}"
+        )
+    if sets.num_labels != num_labels:
+        raise ValueError(f"targets have num_labels = {sets.num_labels}, but the layer has {num_labels} labels")
+    if len(sets) != batch:
+        raise ValueError(f"targets hold {len(sets)} label sets for {batch} rows of input; give one per row")
+    if sets.device != device:
+        raise ValueError(f"targets are on {sets.device} and the input on {device}; use targets.to('{device}')")
+    return sets
+
+
+def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:
+    if targets.shape != (*leading, num_labels):
+        raise ValueError(f"dense targets must have shape {[*leading, num_labels]}, got {list(targets.shape)}")
+    if targets.device != device:
+        raise ValueError(f"targets are on {targets.device} and the input on {device}; use targets.to('{device}')")
+    if targets.is_complex():
+        raise TypeError(f"dense targets must be bool, integer or floating point, got {targets.dtype}")
+    if targets.requires_grad and torch.is_grad_enabled():
+        raise ValueError("targets require a gradient, which the fused loss does not give; pass targets.detach()")
+    dense = targets.detach().reshape(leading.numel(), num_labels)
+    if torch.compiler.is_compiling():  # values cannot be looked at while tracing
+        return dense if dense.is_floating_point() else dense.to(torch.float32)
+    if not dense.is_floating_point():
+        return LabelSets.from_dense(dense)
+    # On an accelerator the check would make the host wait for the device at every step.
+    if device.type == "cpu" and dense.numel():
+        low, high = (bound.item() for bound in torch.aminmax(dense))
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"dense targets must lie in [0, 1], got values from {low} to {high}")
+    return dense

@@ -1,0 +1,284 @@
+"""Heads: output layers that own a classifier matrix and share four verbs: logits, loss, topk, predict."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import edge, functional, ops
+from .dft import check_dft, dft_matrix, prior_coefficient
+from .labels import LabelSets
+from .layer import Layer
+from .losses import BCE, Loss
+
+
+class Head(nn.Module):
+    """What every head does. ``h`` is ``[..., in_features]``; ``n`` is ``num_labels``."""
+
+    in_features: int
+    num_labels: int
+
+    def features(self, h: Tensor) -> Tensor:
+        """The input of the classifier matrix, ``[..., D]``."""
+        raise NotImplementedError
+
+    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
+        """(features ``[..., D]``, the same as ``[B, D]``, the layer)."""
+        raise NotImplementedError
+
+    def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The classifier matrix W, ``[n, D]``."""
+        raise NotImplementedError
+
+    def _check_input(self, h: Any) -> None:
+        if not isinstance(h, Tensor):
+            raise TypeError(f"h must be a tensor, got {type(h).__name__}")
+        if h.ndim < 1 or h.shape[-1] != self.in_features:
+            raise ValueError(
+                f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
+            )
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Logits, ``[..., n]``. ``loss``, ``topk`` and ``predict`` do without this array."""
+        x, flat, layer = self._flat(h)
+        return ops.logits(flat, layer).reshape(*x.shape[:-1], self.num_labels)
+
+    def loss(
+        self,
+        h: Tensor,
+        targets: Any,
+        loss: Loss = BCE(),  # noqa: B008 (frozen)
+        reduction: str = "mean",
+        *,
+        accumulate_grad: bool = False,
+    ) -> Tensor:
+        """The loss against ``targets``, fused with the layer: no ``[B, n]`` array is made.
+
+        Args:
+            targets: LabelSets, a dense ``[..., n]`` tensor in [0, 1], a sparse CSR matrix or a list of lists.
+            loss: what is measured, with all its settings.
+            reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row.
+            accumulate_grad: add the gradient of the label weights straight into their ``.grad`` during the
+                forward pass. Saves a fresh ``[n, s]`` array per step at very large n; use it with
+                ``optimizer.zero_grad(set_to_none=False)``, and only for losses that are sent backward.
+        """
+        x, flat, layer = self._flat(h)
+        into = self._grad_buffer(layer) if accumulate_grad and torch.is_grad_enabled() else None
+        return functional._loss(x, flat, layer, targets, loss, reduction, into)
+
+    def topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label."""
+        x, flat, layer = self._flat(h)
+        return functional._topk(x, flat, layer, m)
+
+    @torch.no_grad()
+    def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
+        """The labels whose probability is above ``threshold``, one set per row of ``h``."""
+        if not 0.0 <= threshold <= 1.0:
+            raise ValueError(f"threshold is a probability and must lie in [0, 1], got {threshold}")
+        _, flat, layer = self._flat(h)
+        if threshold in (0.0, 1.0):
+            bound = math.inf if threshold else -math.inf
+        else:
+            bound = math.log(threshold) - math.log1p(-threshold)
+        return ops.predict(flat, layer, bound)
+
+    def _grad_buffer(self, layer: Layer) -> Tensor:
+        weight = self._label_weight()
+        if not weight.requires_grad or layer.weight is not weight:
+            raise ValueError(
+                "accumulate_grad needs label weights that require a gradient and are used as they are: "
+                "not under autocast to another dtype"
+            )
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        return weight.grad
+
+    def _label_weight(self) -> Tensor:
+        raise NotImplementedError
+
+
+class DFTHead(Head):
+    """``z = [W_dft | S] (P h + b)``: every set of up to ``k`` labels can be predicted, provably.
+
+    ``W_dft [n, 2k+1]`` is the truncated DFT: fixed, never stored, exact in float64. ``S [n, slack]`` is learned.
+
+    Args:
+        in_features: width of the encoder output.
+        num_labels: how many labels there are (``n``).
+        k: the most labels that are ever active together; ``2k+1 ≤ n``.
+        slack: learnable columns beside the DFT.
+        init_prior: start with every label at probability ``k/n`` (see ``init_prior()``).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_labels: int,
+        k: int,
+        slack: int = 0,
+        *,
+        init_prior: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_dft(num_labels, k)
+        _check_size("in_features", in_features, 1)
+        _check_size("slack", slack, 0)
+        self.in_features, self.num_labels, self.k, self.slack = in_features, num_labels, k, slack
+        width = 2 * k + 1 + slack
+        if in_features < width:
+            warnings.warn(
+                f"in_features = {in_features} is less than 2k+1+slack = {width}: the projection cannot reach every "
+                "feature vector, so the guarantee that every set of k labels can be predicted does not hold",
+                stacklevel=2,
+            )
+        self.proj = nn.Linear(in_features, width, device=device, dtype=dtype)
+        self.slack_weight = nn.Parameter(torch.empty(num_labels, slack, device=device, dtype=dtype))
+        self.reset_parameters()
+        if init_prior:
+            self.init_prior()
+
+    def reset_parameters(self) -> None:
+        """Draws the projection and the slack as ``nn.Linear`` does."""
+        self.proj.reset_parameters()
+        if self.slack:
+            nn.init.kaiming_uniform_(self.slack_weight, a=math.sqrt(5))
+
+    @torch.no_grad()
+    def init_prior(self) -> None:
+        """Sets the bias so that every label starts at probability ``k/n``: ``b_0 = √n·logit(k/n)``, the rest 0."""
+        self.proj.bias.zero_()
+        self.proj.bias[0] = prior_coefficient(self.num_labels, self.k)
+
+    @classmethod
+    def from_spmlbl(cls, state_dict: Mapping[str, Tensor], k: int) -> DFTHead:
+        """Loads a published layer: ``proj.weight [D, e]``, ``proj.bias [D]`` and ``Ws.weight [n, s]``."""
+        wanted = ("proj.weight", "proj.bias", "Ws.weight")
+        missing = [key for key in wanted if key not in state_dict]
+        if missing:
+            raise ValueError(f"state_dict lacks {', '.join(missing)}; it has {', '.join(state_dict) or 'nothing'}")
+        weight, bias, slack = (state_dict[key] for key in wanted)
+        num_labels, columns = slack.shape
+        if weight.shape[0] != 2 * k + 1 + columns or bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"proj.weight {tuple(weight.shape)} and proj.bias {tuple(bias.shape)} do not fit k = {k} and "
+                f"Ws.weight {tuple(slack.shape)}: 2k+1+s = {2 * k + 1 + columns} rows are needed"
+            )
+        head = cls(
+            weight.shape[1],
+            num_labels,
+            k,
+            columns,
+            init_prior=False,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        head.load_state_dict({"proj.weight": weight, "proj.bias": bias, "slack_weight": slack})
+        return head
+
+    def features(self, h: Tensor) -> Tensor:
+        self._check_input(h)
+        return self.proj(h)
+
+    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
+        x = self.features(h)
+        return x, *edge.dft_layer(x, self.slack_weight, self.num_labels, self.k)
+
+    def _label_weight(self) -> Tensor:
+        return self.slack_weight
+
+    def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """``W = [W_dft | S]``, ``[n, 2k+1+slack]``; the DFT part is made in float64 and rounded once."""
+        dft = dft_matrix(self.num_labels, self.k, dtype=dtype, device=self.slack_weight.device)
+        return torch.cat([dft, self.slack_weight.detach().to(dtype)], dim=1)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, num_labels={self.num_labels}, k={self.k}, slack={self.slack}"
+
+
+class LinearHead(Head):
+    """The usual sigmoid layer with the same verbs: ``z = W h + c``, or ``z = W (P h + b)`` through a bottleneck.
+
+    Args:
+        in_features: width of the encoder output.
+        num_labels: how many labels there are (``n``).
+        bottleneck: ``None`` for one full linear layer, or the width ``d`` of the bottleneck.
+        bias: a bias for each label; by default the full layer has one and the bottlenecked has none.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_labels: int,
+        bottleneck: int | None = None,
+        *,
+        bias: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_size("in_features", in_features, 1)
+        _check_size("num_labels", num_labels, 1)
+        if bottleneck is not None:
+            _check_size("bottleneck", bottleneck, 1)
+        self.in_features, self.num_labels, self.bottleneck = in_features, num_labels, bottleneck
+        width = in_features if bottleneck is None else bottleneck
+        self.proj = None if bottleneck is None else nn.Linear(in_features, bottleneck, device=device, dtype=dtype)
+        self.weight = nn.Parameter(torch.empty(num_labels, width, device=device, dtype=dtype))
+        has_bias = bottleneck is None if bias is None else bias
+        self.bias = nn.Parameter(torch.empty(num_labels, device=device, dtype=dtype)) if has_bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters as ``nn.Linear`` does."""
+        if self.proj is not None:
+            self.proj.reset_parameters()
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.weight.shape[1])
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    @torch.no_grad()
+    def init_prior(self, active: float) -> None:
+        """Sets the bias so that a label starts near probability ``active/n``, for ``active`` labels per row."""
+        if self.bias is None:
+            raise ValueError("init_prior needs a bias for each label; make the head with bias=True")
+        if not 0 < active < self.num_labels:
+            raise ValueError(f"active must lie between 0 and num_labels = {self.num_labels}, got {active}")
+        share = active / self.num_labels
+        self.bias.fill_(math.log(share) - math.log1p(-share))
+
+    def features(self, h: Tensor) -> Tensor:
+        self._check_input(h)
+        return h if self.proj is None else self.proj(h)
+
+    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
+        x = self.features(h)
+        return x, *edge.linear_layer(x, self.weight, self.bias)
+
+    def _label_weight(self) -> Tensor:
+        return self.weight
+
+    def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """``W [n, d]``, a copy in ``dtype``."""
+        return self.weight.detach().to(dtype, copy=True)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, num_labels={self.num_labels}, bottleneck={self.bottleneck}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+def _check_size(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,157 @@
+"""Losses: frozen dataclasses that say what f(z, y) is and hold all of its settings.
+
+An elementwise loss has two formulas with the same meaning, both in plain torch: ``value`` is the readable reference,
+differentiable by autograd; ``value_and_grad`` gives f and ∂f/∂z in closed form for the tiled passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+L = TypeVar("L", bound="Loss")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loss:
+    """What all losses share: their fields are either numbers or tensors with one entry per label.
+
+    The names of the fields stand in two class variables, which torch.compile can read, unlike ``dataclasses.fields``.
+    """
+
+    kinds: ClassVar[dict[str, type[Loss]]] = {}  # by class name: how an operator call names its loss
+    tensor_fields: ClassVar[tuple[str, ...]] = ("weight", "pos_weight")
+    number_fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Loss.kinds[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for name in self.tensor_fields:
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"{name} must be a tensor with one entry per label, got {type(tensor).__name__}; "
+                    "wrap it in torch.tensor(…)"
+                )
+            if tensor.ndim != 1 or not tensor.is_floating_point():
+                raise ValueError(
+                    f"{name} must be a 1-D floating point tensor with one entry per label, "
+                    f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+                )
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """f(z, y) for logits ``z [..., n]`` and targets ``y [..., n]`` in [0, 1], elementwise."""
+        raise NotImplementedError(f"{type(self).__name__} has no elementwise value")
+
+    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """f and ∂f/∂z, elementwise, in closed form."""
+        raise NotImplementedError(f"{type(self).__name__} has no elementwise gradient")
+
+    # -- the same loss elsewhere -----------------------------------------------------------------------------
+
+    def on(self: L, like: Tensor, start: int = 0, stop: int | None = None) -> L:
+        """The same loss for the labels ``start … stop-1``, its tensors with the dtype and device of ``like``."""
+        tensors = {name: getattr(self, name) for name in self.tensor_fields}
+        moved = {
+            name: tensor[start:stop].to(dtype=like.dtype, device=like.device)
+            for name, tensor in tensors.items()
+            if tensor is not None
+        }
+        return dataclasses.replace(self, **moved) if moved else self  # type: ignore[type-var]
+
+    def check_labels(self, num_labels: int, device: torch.device) -> None:
+        """Refuses tensors that do not fit ``num_labels`` labels on ``device``."""
+        for name in self.tensor_fields:
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            if tensor.shape[0] != num_labels:
+                raise ValueError(
+                    f"{name} of {type(self).__name__} has {tensor.shape[0]} entries for {num_labels} labels; "
+                    "give one entry per label"
+                )
+            if tensor.device != device:
+                raise ValueError(
+                    f"{name} of {type(self).__name__} is on {tensor.device} and the input on {device}; "
+                    f"move it with {name}.to('{device}')"
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{name} of {type(self).__name__} requires a gradient, which this loss does not give; "
+                    f"pass {name}.detach()"
+                )
+
+    def flatten(self) -> tuple[str, list[float], list[Tensor | None]]:
+        """(kind, numbers, tensors): the form in which an operator call carries a loss."""
+        numbers = [_number(getattr(self, name)) for name in self.number_fields]
+        return type(self).__name__, numbers, [getattr(self, name) for name in self.tensor_fields]
+
+    @staticmethod
+    def unflatten(kind: str, numbers: Sequence[float], tensors: Sequence[Tensor | None]) -> Loss:
+        """The inverse of ``flatten``."""
+        cls = Loss.kinds[kind]
+        settings = {name: (None if x != x else x) for name, x in zip(cls.number_fields, numbers, strict=True)}
+        return cls(**settings, **dict(zip(cls.tensor_fields, tensors, strict=True)))
+
+
+def _number(value: float | bool | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BCE(Loss):
+    """Binary cross-entropy on logits, ``w·(pw·y·softplus(-z) + (1-y)·softplus(z))``, as torch has it.
+
+    Args:
+        weight: ``[n]``, a factor for each label.
+        pos_weight: ``[n]``, a factor for the positive part of each label.
+        label_smoothing: ``a`` in [0, 1] replaces ``y`` by ``y(1-a) + a/2``.
+    """
+
+    weight: Tensor | None = None
+    pos_weight: Tensor | None = None
+    label_smoothing: float = 0.0
+
+    number_fields: ClassVar[tuple[str, ...]] = ("label_smoothing",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.label_smoothing <= 1.0:
+            raise ValueError(f"label_smoothing must lie in [0, 1], got {self.label_smoothing}")
+
+    def _smooth(self, y: Tensor) -> Tensor:
+        a = self.label_smoothing
+        return y * (1 - a) + a / 2 if a else y
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        y = self._smooth(y)
+        positive = -y * F.logsigmoid(z)
+        if self.pos_weight is not None:
+            positive = positive * self.pos_weight
+        f = positive - (1 - y) * F.logsigmoid(-z)
+        return f if self.weight is None else f * self.weight
+
+    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y = self._smooth(y)
+        p = torch.sigmoid(z)
+        if self.pos_weight is None:
+            # max(z, 0) - y z + log1p(exp(-|z|)), ∂f/∂z = σ(z) - y
+            f = torch.exp(-z.abs()).log1p_().add_(z.clamp(min=0)).sub_(y * z)
+            g = p.sub_(y)
+        else:
+            tail = torch.exp(-z.abs()).log1p_()
+            up, down = y * self.pos_weight, 1 - y
+            f = up * (tail + (-z).clamp_(min=0)) + down * (tail + z.clamp(min=0))
+            g = down * p - up * torch.sigmoid(-z)
+        if self.weight is not None:
+            f, g = f * self.weight, g * self.weight
+        return f, g

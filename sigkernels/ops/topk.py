@@ -1,0 +1,96 @@
+"""The m highest logits of each row and their labels, without ``[B, n]``; ties go to the lower label.
+
+Gradients reach the values as through ``torch.topk``: only the chosen rows of W take part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import backends
+from ..layer import Layer
+
+
+def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+    """``[B, D] →`` values and labels, ``[B, m]`` each. Arguments were checked."""
+    if torch.compiler.is_compiling():
+        return topk_operator(x, *layer, m)
+    return TopK.apply(x, layer.weight, layer.bias, layer, m)
+
+
+class TopK(torch.autograd.Function):
+    """The eager path."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, m: int) -> Any:  # type: ignore[override]
+        values, labels = backends.by_name(backends.select(x)).topk(x, layer, m)
+        ctx.meta = layer[2:]
+        ctx.mark_non_differentiable(labels)
+        ctx.save_for_backward(x, weight, bias, labels)
+        return values, labels
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, weight, bias, labels = ctx.saved_tensors
+        return *_grads(g, x, Layer(weight, bias, *ctx.meta), labels, ctx.needs_input_grad), None, None
+
+
+def _grads(g: Tensor, x: Tensor, layer: Layer, labels: Tensor, needs: Any) -> tuple[Tensor | None, ...]:
+    rows = labels - layer.label_start  # [B, m]
+    slack = x[:, layer.dft_columns :]
+    grad_x = grad_weight = grad_bias = None
+    if needs[0]:
+        grad_x = torch.einsum("bm,bms->bs", g, layer.weight[rows])
+        if layer.k >= 0:
+            grad_x = torch.cat([_dft_adjoint(g, labels, layer), grad_x], 1)
+    if needs[1]:
+        outer = g[:, :, None] * slack[:, None, :]  # [B, m, s]
+        grad_weight = torch.zeros_like(layer.weight).index_add(0, rows.flatten(), outer.flatten(0, 1))
+    if needs[2] and layer.bias is not None:
+        grad_bias = torch.zeros_like(layer.bias).index_add(0, rows.flatten(), g.flatten())
+    return grad_x, grad_weight, grad_bias
+
+
+def _dft_adjoint(g: Tensor, labels: Tensor, layer: Layer) -> Tensor:
+    """``Σ_m g_bm · W_dft[label_bm]``, ``[B, 2k+1]``, from exactly reduced angles."""
+    n, k = layer.num_labels, layer.k
+    turns = labels[:, :, None] * torch.arange(1, k + 1, device=g.device) % n
+    angle = turns.to(torch.float64) * (2 * math.pi / n)
+    wide = g.to(torch.float64)
+    pairs = torch.stack(
+        [torch.einsum("bm,bmk->bk", wide, angle.cos()), torch.einsum("bm,bmk->bk", wide, angle.sin())], 2
+    )
+    constant = wide.sum(1, keepdim=True) / math.sqrt(n)
+    return torch.cat([constant, pairs.flatten(1) * math.sqrt(2 / n)], 1).to(g.dtype)
+
+
+@torch.library.custom_op("sigkernels::topk", mutates_args=())
+def topk_operator(
+    x: Tensor, weight: Tensor, bias: Tensor | None, num_labels: int, k: int, label_start: int, m: int
+) -> tuple[Tensor, Tensor]:
+    layer = Layer(weight, bias, num_labels, k, label_start)
+    return backends.by_name(backends.select(x)).topk(x, layer, m)
+
+
+@topk_operator.register_fake
+def _(x, weight, bias, num_labels, k, label_start, m):
+    return x.new_empty(x.shape[0], m), x.new_empty(x.shape[0], m, dtype=torch.int64)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, *meta, _ = inputs
+    ctx.meta = meta
+    ctx.save_for_backward(x, weight, bias, output[1])
+
+
+def _operator_backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
+    x, weight, bias, labels = ctx.saved_tensors
+    grads = _grads(g, x, Layer(weight, bias, *ctx.meta), labels, ctx.needs_input_grad)
+    return *grads, None, None, None, None
+
+
+topk_operator.register_autograd(_operator_backward, setup_context=_setup_context)
