@@ -119,21 +119,27 @@ def slack_features(x: Tensor, layer: Layer) -> Tensor:
     return x[:, layer.dft_columns :].contiguous()
 
 
-def positives_by_tile(targets: LabelSets, layer: Layer, tile: int) -> Tensor:
-    """Where the positives of each row enter each tile of the layer: int32 ``[tiles+1, B]``.
+class SparseTargets:
+    """Label sets, ready to be looked up by tile without a sync or a sort."""
 
-    Row b has the positives ``indices[at[t, b] : at[t+1, b]]`` in tile t: found without a sync or a sort.
-    """
-    nnz = targets.indices.numel()
-    if nnz > 2**31 - 1:
-        raise ValueError(f"targets hold {nnz} positive labels, above 2^31-1 in one batch; split the batch")
-    batch, device = len(targets), targets.device
-    width = layer.num_labels + 1
-    keys = targets.rows() * width + targets.indices
-    tiles = -(-layer.num_rows // tile)
-    edges = (torch.arange(tiles + 1, device=device) * tile).clamp_(max=layer.num_rows) + layer.label_start
-    wanted = torch.arange(batch, device=device)[None, :] * width + edges[:, None]
-    return torch.searchsorted(keys, wanted, out_int32=True)
+    def __init__(self, targets: LabelSets) -> None:
+        nnz = targets.indices.numel()
+        if nnz > 2**31 - 1:
+            raise ValueError(f"targets hold {nnz} positive labels, above 2^31-1 in one batch; split the batch")
+        self.indices = targets.indices
+        self._width = targets.num_labels + 1
+        self._keys = targets.rows() * self._width + targets.indices  # ascending: rows in order, labels within
+
+    def at(self, layer: Layer, tile: int, first_row: int, rows: int) -> Tensor:
+        """Where the positives of each row enter each tile of the layer: int32 ``[tiles+1, rows]``.
+
+        Row b has the positives ``indices[at[t, b] : at[t+1, b]]`` in tile t.
+        """
+        device = self.indices.device
+        tiles = -(-layer.num_rows // tile)
+        edges = (torch.arange(tiles + 1, device=device) * tile).clamp_(max=layer.num_rows) + layer.label_start
+        row = torch.arange(first_row, first_row + rows, device=device)
+        return torch.searchsorted(self._keys, row * self._width + edges[:, None], out_int32=True)
 
 
 class Factors(NamedTuple):

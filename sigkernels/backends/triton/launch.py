@@ -16,13 +16,13 @@ from ...layer import Layer
 from ...losses import Loss
 from ..interface import LossResult, accumulate_dtype, gradient_dtype
 from ..tiles import (
+    SparseTargets,
     check_size,
     chunk_of,
     gradient_factors,
     label_chunks,
     label_vector,
     merge_candidates,
-    positives_by_tile,
     set_offsets,
     slack_features,
     sort_logits,
@@ -149,7 +149,7 @@ def _fused_loss(
     slack = slack_features(x, layer)
     factors = tile_factors(layer, TILE)
     scale = gradient_factors(x, row_scale, loss)
-    sparse = isinstance(targets, LabelSets)
+    sparse = SparseTargets(targets) if isinstance(targets, LabelSets) else None
     dense = slack if isinstance(targets, LabelSets) else targets.contiguous()
     gradient = any(g is not None for g in result[1:])
     for first, count in label_chunks(layer, TILE, batch, _GRAD_ELEMENTS):
@@ -158,18 +158,15 @@ def _fused_loss(
         tile = _tile(x, slack, layer, first, count)
         weight = label_vector(getattr(loss, "weight", None), part, acc)
         pos_weight = label_vector(getattr(loss, "pos_weight", None), part, acc)
-        if isinstance(targets, LabelSets):
-            indices, at = targets.indices, positives_by_tile(targets, part, TILE)
-        else:
-            indices = at = slack
+        indices, at = (slack, slack) if sparse is None else (sparse.indices, sparse.at(part, TILE, 0, batch))
         sums = torch.empty(count, batch, dtype=acc, device=x.device)
         g = torch.empty(batch if gradient else 0, count * TILE, dtype=x.dtype, device=x.device)
         _launch(
             "fused_loss", kernels.fused_loss_kernel, x, tile,
             lambda config, count=count: (triton.cdiv(batch, config.BM), count),
-            dense if sparse else dense[:, inside], 0 if sparse else dense.stride(0), indices, at, part.label_start,
+            dense if sparse else dense[:, inside], dense.stride(0), indices, at, part.label_start,
             slack if weight is None else weight, slack if pos_weight is None else pos_weight, scale.row, sums, g,
-            SPARSE=sparse, HAS_WEIGHT=weight is not None, HAS_POS_WEIGHT=pos_weight is not None, GRADIENT=gradient,
+            SPARSE=sparse is not None, HAS_WEIGHT=weight is not None, HAS_POS_WEIGHT=pos_weight is not None, GRADIENT=gradient,
             **constants,
         )  # fmt: skip
         result.rows.add_(sums.sum(0, dtype=torch.float64))
