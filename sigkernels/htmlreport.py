@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-COLOURS = ("#7a8793", "#d1495b", "#00798c", "#edae49", "#5c4d7d", "#66a182")
+COLOURS = ("#7a8793", "#d1495b", "#00798c")  # what people have, what goes wrong, ours
+SERIES = ("#00798c", "#d1495b", "#edae49", "#5c4d7d", "#66a182", "#7a8793", "#9c6644")
 STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: #1d2730; background: #f4f6f8; margin: 0 }
 main { max-width: 64rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem }
