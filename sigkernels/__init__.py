@@ -9,18 +9,26 @@ from .backends import available_backends, backend, backend_status
 from .dft import dft_matrix
 from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
-from .losses import BCE, Loss
+from .losses import BCE, LMLNLL, Asymmetric, Focal, Loss, SigmoidF1, TruncatedTopKEntropy, UnboundedF1
+from .ops import LML
 from .swap import swap_output_layer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BCE",
+    "LML",
+    "LMLNLL",
+    "Asymmetric",
     "DFTHead",
+    "Focal",
     "Head",
     "LabelSets",
     "LinearHead",
     "Loss",
+    "SigmoidF1",
+    "TruncatedTopKEntropy",
+    "UnboundedF1",
     "available_backends",
     "backend",
     "backend_status",
