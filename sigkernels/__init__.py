@@ -4,14 +4,17 @@ Three nouns: a **head** (``DFTHead``, ``LinearHead``) owns a classifier matrix, 
 label sets, a **loss** (``BCE``, …) says what is measured.
 """
 
-from . import functional
+from . import datasets, functional
 from .backends import available_backends, backend, backend_status
 from .dft import dft_matrix
+from .estimator import MultiLabelClassifier
 from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
 from .losses import BCE, LMLNLL, Asymmetric, Focal, Loss, SigmoidF1, TruncatedTopKEntropy, UnboundedF1
 from .ops import LML
+from .suggest import Suggestion, suggest
 from .swap import swap_output_layer
+from .verify import verify
 
 __version__ = "0.1.0"
 
@@ -26,13 +29,18 @@ __all__ = [
     "LabelSets",
     "LinearHead",
     "Loss",
+    "MultiLabelClassifier",
     "SigmoidF1",
+    "Suggestion",
     "TruncatedTopKEntropy",
     "UnboundedF1",
     "available_backends",
     "backend",
     "backend_status",
+    "datasets",
     "dft_matrix",
     "functional",
+    "suggest",
     "swap_output_layer",
+    "verify",
 ]
