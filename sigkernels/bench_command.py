@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+STDERR = 2
 REGRESSION = 1
 SUITES_FAILED = 3
 
@@ -98,5 +99,5 @@ def run_suites(suites: Path, raw: Path, quick: bool, only: str | None) -> bool:
     command += ["-k", only] if only else []
     command += ["--benchmark-max-time=0.3", "--benchmark-min-rounds=3"] if quick else []
     environment = os.environ | ({"SIGKERNELS_BENCH_QUICK": "1"} if quick else {})
-    done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+    done = subprocess.run(command, env=environment, stdout=STDERR, check=False)
     return done.returncode not in (0, 5)  # 5: nothing was selected

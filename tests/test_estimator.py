@@ -20,7 +20,7 @@ def data():
 
 
 def small(**changes) -> sk.MultiLabelClassifier:
-    return sk.MultiLabelClassifier(**({"epochs": 12, "hidden": 64, "slack": 8, "batch_size": 64} | changes))
+    return sk.MultiLabelClassifier(**({"epochs": 12, "hidden": 64, "slack": 8, "batch_size": 64, "learning_rate": 1e-2} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_it_is_an_estimator_to_scikit_learn(data):
 
 def test_repr_and_params():
     assert repr(small(head="linear", slack=None)) == (
-        "MultiLabelClassifier(head='linear', hidden=64, epochs=12, batch_size=64)"
+        "MultiLabelClassifier(head='linear', hidden=64, epochs=12, batch_size=64, learning_rate=0.01)"
     )
     model = small().set_params(epochs=3)
     assert model.epochs == 3
