@@ -40,14 +40,14 @@ def main() -> None:
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     for i, name in enumerate(LABELS):
         along = np.array([-weights[i, 1], weights[i, 0]])
-        left.plot(*np.stack([-1.25 * along, 1.25 * along], 1), color=GREY, linewidth=1.2)
+        left.plot(*np.stack([-1.0 * along, 1.0 * along], 1), color=GREY, linewidth=1.2)
         left.annotate(
             name, xytext=0.42 * weights[i], xy=(0, 0), color=INK, ha="center", va="center", fontsize=10,
             arrowprops={"arrowstyle": "<-", "color": INK, "linewidth": 0.8},
         )  # fmt: skip
     for name, where in reachable.items():
         left.text(
-            1.1 * np.cos(where), 1.1 * np.sin(where), "{" + ", ".join(name) + "}" if name else "∅",
+            1.15 * np.cos(where), 1.15 * np.sin(where), "{" + ", ".join(name) + "}" if name else "∅",
             ha="center", va="center", fontsize=8.5, color=TEAL, fontweight="bold",
         )  # fmt: skip
     left.set(xlim=(-1.35, 1.35), ylim=(-1.3, 1.3), aspect="equal")
