@@ -4,7 +4,7 @@ Three nouns: a **head** (``DFTHead``, ``LinearHead``) owns a classifier matrix, 
 label sets, a **loss** (``BCE``, …) says what is measured.
 """
 
-from . import datasets, functional
+from . import datasets, functional, metrics
 from .backends import available_backends, backend, backend_status
 from .dft import dft_matrix
 from .estimator import MultiLabelClassifier
@@ -12,9 +12,9 @@ from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
 from .losses import BCE, LMLNLL, Asymmetric, Focal, Loss, SigmoidF1, TruncatedTopKEntropy, UnboundedF1
 from .ops import LML
-from .suggest import Suggestion, suggest
+from .suggest import suggest
 from .swap import swap_output_layer
-from .verify import verify
+from .verify import Report, Verdict, verify
 
 __version__ = "0.1.0"
 
@@ -30,16 +30,18 @@ __all__ = [
     "LinearHead",
     "Loss",
     "MultiLabelClassifier",
+    "Report",
     "SigmoidF1",
-    "Suggestion",
     "TruncatedTopKEntropy",
     "UnboundedF1",
+    "Verdict",
     "available_backends",
     "backend",
     "backend_status",
     "datasets",
     "dft_matrix",
     "functional",
+    "metrics",
     "suggest",
     "swap_output_layer",
     "verify",
