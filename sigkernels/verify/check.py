@@ -100,9 +100,7 @@ def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
 # Witnesses
 
 
-def prove_witnesses(
-    problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float
-) -> tuple[ndarray, ndarray]:
+def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float) -> tuple[ndarray, ndarray]:
     """For witnesses ``x`` [m, d] of the sets ``which`` [m]: lower bounds on the radius, and whether all signs are proved.
 
     One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
