@@ -187,7 +187,7 @@ def _reachable(margins: ndarray, error: ndarray, low: ndarray, high: ndarray) ->
     """The least margin each row needs so as not to lower the radius: what the lowest row can reach at best."""
     rows = low > 0
     best = float(np.min((margins[rows] + 2 * error[rows]) / low[rows], initial=math.inf))
-    return best * high
+    return best * high if math.isfinite(best) else np.zeros_like(high)
 
 
 def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float, bool, str]:

@@ -69,7 +69,7 @@ class Ledger:
         """Prove a certificate for set i and keep what it adds; whether it decided yes or no."""
         proof = prove(self.problem, self.sets[i], certificate, self.target)
         lo, hi = _down(proof.lo), _up(proof.hi)
-        if lo > self.lo[i] or (proof.argmaxable and not self.yes[i]):
+        if (lo > self.lo[i] and not self.yes[i]) or (proof.argmaxable and (lo > self.lo[i] or not self.yes[i])):
             self.lo[i] = max(lo, self.lo[i])
             self.lower[i] = certificate
         if proof.argmaxable is False:

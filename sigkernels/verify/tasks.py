@@ -92,7 +92,7 @@ def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None, t
             continue
         x, support, multipliers = answer
         ledger.offer(i, Certificate("witness", witness=x))
-        if not ledger.yes[i] or tighten:
+        if tighten or not ledger.settled()[i]:
             raw = multipliers / norms[keep[support]]
             kind = "dual" if ledger.yes[i] or ledger.no[i] else "gordan"
             ledger.offer(i, Certificate(kind, support=keep[support], multipliers=raw))
