@@ -1,9 +1,11 @@
 """No answer of the verifier contradicts exact rational arithmetic."""
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 from verify_oracle import KINDS, degenerate_matrix, is_argmaxable
 
 from sigkernels.verify import verify
@@ -85,10 +87,35 @@ def test_bias_can_push_a_region_out_of_the_box():
     assert verify(np.array([[1.0]]), [[0]], bias=np.array([-1e6]), box=1e7).verdicts[0] == "ARGMAXABLE"
 
 
-def vandermonde_case(seed=0):
-    """The published hard case: an orthogonalised Vandermonde matrix and five random columns."""
-    rng = np.random.default_rng(seed)
-    n, k, extra = 1000, 10, 5
-    t = np.linspace(-1, 1, n)
-    Q, _ = np.linalg.qr(np.vander(t, 2 * k + 1, increasing=True))
-    return np.column_stack([Q, rng.standard_normal((n, extra))]), sorted(rng.choice(n, 10, replace=False).tolist())
+def test_the_published_hard_case_is_unargmaxable_with_an_exact_proof():
+    """An orthogonalised Vandermonde matrix and five random columns, from the tests of the sigmoid-bottleneck paper.
+
+    Its authors report that their solver fails on it and take the region to be too small to detect: there is none.
+    """
+    n, columns = 1000, 11
+    end = 1e4 ** (1 / columns)
+    Q, _ = np.linalg.qr(np.vander(np.linspace(-end, end, n), columns, increasing=True))
+    W = np.hstack([Q, np.random.RandomState(11).uniform(-1, 1, (n, 5))])  # noqa: NPY002 (their stream)
+    report = verify(W, [[0, 2, 5, 10, 13, 18, 23, 25, 32, 45]], box=1e5)
+    assert report.verdicts[0] == "UNARGMAXABLE"
+    assert report.radius_lo[0] == report.radius_hi[0] == 0
+    certificate = report.certificate(0)
+    assert certificate.multipliers.dtype == object  # fractions
+    signs = np.where(np.isin(certificate.support, [0, 2, 5, 10, 13, 18, 23, 25, 32, 45]), 1, -1)
+    for j in range(W.shape[1]):
+        terms = zip(certificate.multipliers, signs, certificate.support, strict=True)
+        assert sum(m * int(s) * Fraction(float(W[i, j])) for m, s, i in terms) == 0
+    assert report.check()
+
+
+def test_the_default_tolerance_of_a_solver_would_call_an_empty_region_optimal():
+    """Why a solver's status is never believed: HiGHS at 1e-7 accepts radius 0 for a set that no input predicts."""
+    W = np.random.default_rng(0).standard_normal((60, 3))
+    active = [1, 5, 9]
+    y = np.full(60, -1.0)
+    y[active] = 1.0
+    rows = np.column_stack([-y[:, None] * W, np.linalg.norm(W, axis=1)])
+    naive = linprog([0, 0, 0, -1], A_ub=rows, b_ub=np.zeros(60), bounds=[(-1e4, 1e4)] * 3 + [(1e-8, None)])
+    report = check_against_oracle(W, [active])
+    assert report.verdicts[0] == "UNARGMAXABLE"
+    assert naive.status == 0  # "optimal", with a radius of at least 1e-8, for a region that does not exist

@@ -58,6 +58,12 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
             f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
             "rounded to float32 it would lose the guarantee"
         )
+        width = 2 * k + 1 + weight.shape[1]
+        if classifier.in_features < width:
+            notes.append(
+                f"the verdicts are about the output layer: its projection from {classifier.in_features} to {width} "
+                "features cannot reach every x"
+            )
     elif isinstance(classifier, (Head, torch.nn.Linear)):
         own = getattr(classifier, "bias", None)
         if own is not None and bias is not None:

@@ -53,6 +53,11 @@ class Ledger:
         tol = self.problem.tol
         return self.no | (self.yes & ((self.lo >= tol) | (self.hi < tol)))
 
+    def is_settled(self, i: int) -> bool:
+        """Whether nothing more can be asked about set i."""
+        tol = self.problem.tol
+        return bool(self.no[i] or (self.yes[i] and (self.lo[i] >= tol or self.hi[i] < tol)))
+
     def open(self) -> ndarray:
         """The numbers of the sets that are not settled."""
         return np.flatnonzero(~self.settled())

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import tasks
+from . import lp, tasks
 from .arrays import namespace
 from .cone import Cone, Found
 from .inputs import as_problem, as_sets
 from .ledger import Ledger
-from .newton import motzkin, newton
+from .newton import motzkin, newton, newton_on_all_rows
 from .problem import Problem
 from .report import Report, StageReport
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
@@ -98,10 +98,10 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
             cone.append(Cone(problem, xp))
         return cone[0]
 
-    def screen(find: Callable[..., Iterable[Found]], **options: Any) -> Callable[[Ledger, np.ndarray], None]:
+    def screen(find: Callable[..., Iterable[Found]]) -> Callable[[Ledger, np.ndarray], None]:
         def run(ledger: Ledger, which: np.ndarray) -> None:
             with np.errstate(all="ignore"):
-                for found in find(unit_rows(), ledger.sets, which, **options):
+                for found in find(unit_rows(), ledger.sets, which):
                     ledger.offer_found(found)
 
         return run
@@ -110,15 +110,16 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
         yield _Stage("closed form", _closed_form)
     if problem.d >= MOTZKIN_WIDTH:
         yield _Stage("motzkin", screen(motzkin))
-    yield _Stage("newton", screen(newton, all_rows=problem.k >= 0))
+    yield _Stage("newton", screen(newton if problem.k < 0 else newton_on_all_rows))
     yield _Stage("lp", lambda ledger, which: tasks.linear_programs(ledger, _worth_a_program(ledger, which), executor))
     if problem.k < 0:
         yield _Stage("exact", lambda ledger, which: tasks.exact_alternatives(ledger, which, executor))
 
 
 def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:
-    """Thin regions of a DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
-    return which[~ledger.yes[which]] if ledger.problem.k >= 0 else which
+    """Thin regions of a large DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
+    large_dft = ledger.problem.k >= 0 and ledger.problem.n * ledger.problem.d > lp.SMALL
+    return which[~ledger.yes[which]] if large_dft else which
 
 
 def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
