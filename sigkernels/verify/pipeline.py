@@ -108,7 +108,7 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
 
     if problem.k >= 0:
         yield _Stage("closed form", _closed_form)
-    if problem.d >= MOTZKIN_WIDTH:
+    if problem.k < 0 and problem.d >= MOTZKIN_WIDTH:
         yield _Stage("motzkin", screen(motzkin))
     yield _Stage("newton", screen(newton if problem.k < 0 else newton_on_all_rows))
     yield _Stage("lp", lambda ledger, which: tasks.linear_programs(ledger, _worth_a_program(ledger, which), executor))
