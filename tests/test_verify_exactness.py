@@ -95,7 +95,7 @@ def test_the_published_hard_case_is_unargmaxable_with_an_exact_proof():
     n, columns = 1000, 11
     end = 1e4 ** (1 / columns)
     Q, _ = np.linalg.qr(np.vander(np.linspace(-end, end, n), columns, increasing=True))
-    W = np.hstack([Q, np.random.RandomState(11).uniform(-1, 1, (n, 5))])  # noqa: NPY002 (their stream)
+    W = np.hstack([Q, np.random.RandomState(11).uniform(-1, 1, (n, 5))])
     report = verify(W, [[0, 2, 5, 10, 13, 18, 23, 25, 32, 45]], box=1e5)
     assert report.verdicts[0] == "UNARGMAXABLE"
     assert report.radius_lo[0] == report.radius_hi[0] == 0

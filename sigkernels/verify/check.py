@@ -26,6 +26,9 @@ from .rounding import (
     weighted_row_sum,
 )
 
+CANCELLED = (
+    1e-9  # multipliers that leave more than this are refused, even where an exact vector near them can be proved
+)
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
@@ -100,9 +103,7 @@ def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
 # Witnesses
 
 
-def prove_witnesses(
-    problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float
-) -> tuple[ndarray, ndarray]:
+def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float) -> tuple[ndarray, ndarray]:
     """For witnesses ``x`` [m, d] of the sets ``which`` [m]: lower bounds on the radius, and whether all signs are proved.
 
     One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
@@ -352,6 +353,8 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
             scaled = np.concatenate([scaled, extra])
             residual[-1] = abs(total[-1] + slack) + error[-1]
     frobenius = norm_upper(scaled.ravel())
+    if float(np.max(residual)) > CANCELLED * frobenius:
+        return "the weighted rows do not cancel"
     rounding = 2 * U * frobenius + norm_upper(blur) * math.sqrt(max(1, problem.dft_columns)) * SLOP
     if smallest_singular_value_exceeds(scaled, norm_upper(residual), rounding):
         return ""

@@ -34,7 +34,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("weights", metavar="WEIGHTS", help="file with the output layer")
     parser.add_argument("labels", metavar="LABELS", help="file with the label sets")
     parser.add_argument("--weight", metavar="NAME", help="which array in WEIGHTS is the matrix")
-    parser.add_argument("--bias", metavar="NAME", help="which array in WEIGHTS is the bias (default: beside the matrix)")
+    parser.add_argument(
+        "--bias", metavar="NAME", help="which array in WEIGHTS is the bias (default: beside the matrix)"
+    )
     parser.add_argument("--no-bias", action="store_true", help="ignore a bias in WEIGHTS")
     parser.add_argument("--dft", type=int, metavar="K", help="WEIGHTS are the slack columns of a DFT head with this k")
     parser.add_argument("--tol", type=float, default=1e-8, help="least radius that counts as argmaxable (default 1e-8)")

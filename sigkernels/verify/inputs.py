@@ -92,9 +92,9 @@ def as_sets(label_sets: Any, num_labels: int) -> Sets:
     else:
         if isinstance(label_sets, LabelSets):
             given = label_sets
-        elif isinstance(label_sets, torch.Tensor) and label_sets.layout == torch.sparse_csr:
-            given = LabelSets.from_csr(label_sets)
-        elif hasattr(label_sets, "tocsr"):
+        elif (isinstance(label_sets, torch.Tensor) and label_sets.layout == torch.sparse_csr) or hasattr(
+            label_sets, "tocsr"
+        ):
             given = LabelSets.from_csr(label_sets)
         elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.ndim == 2:
             if isinstance(label_sets, np.ndarray):

@@ -13,7 +13,6 @@ from .check import prove, prove_witnesses, trivial_bounds
 from .cone import Found
 from .problem import Problem, Sets
 
-
 OUTWARD = 1e-9  # what is reported is this much weaker than what was proved, so that any BLAS proves it again
 
 

@@ -141,5 +141,3 @@ def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
             x[row, : problem.dft_columns] = notch_polynomial(sets[int(i)], problem.n, problem.k)
         x *= problem.box / np.max(np.abs(x), axis=1, keepdims=True)
         ledger.offer_found(Found(part, np.clip(x, -problem.box, problem.box), [], []))
-
-

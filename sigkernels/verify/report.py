@@ -173,7 +173,9 @@ class Report:
     def summary(self) -> str:
         """A few lines of text: the verdicts, the radii, the stages, the notes."""
         total = max(1, len(self))
-        lines = [f"{len(self)} label sets, {self.problem.n} labels, {self.problem.d} features (tol {self.problem.tol:g})"]
+        lines = [
+            f"{len(self)} label sets, {self.problem.n} labels, {self.problem.d} features (tol {self.problem.tol:g})"
+        ]
         for name, count in self.counts().items():
             if count:
                 lines.append(f"  {name:<13} {count:>8}  {100 * count / total:6.2f}%")
