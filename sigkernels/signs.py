@@ -1,7 +1,7 @@
 """Sign vectors and label sets: alternations, runs, and which of them a classifier can reach at all.
 
-Counting needs no linear programming: a generic ``n × d`` matrix reaches Cover's number of sign vectors, and the truncated DFT
-reaches exactly those with at most ``2k`` sign changes.
+Counting needs no linear programming: a generic ``n × d`` matrix reaches Cover's number of sign vectors, and the
+truncated DFT reaches exactly those with at most ``2k`` sign changes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def count_argmaxable(n: int, d: int, bias: bool = False) -> int:
 
 
 def is_argmaxable_dft(sets: Any, n: int, k: int) -> ndarray:
-    """Whether the truncated DFT with ``2k+1`` columns reaches each set, ``[m]`` bool: at most k runs around the circle."""
+    """Whether the truncated DFT with ``2k+1`` columns reaches each set, ``[m]`` bool: at most k circular runs."""
     _check_degree(n, k)
     return runs(sets, n) <= k
 
@@ -54,8 +54,8 @@ def is_argmaxable_dft(sets: Any, n: int, k: int) -> ndarray:
 def dft_witness(labels: Any, n: int, k: int) -> ndarray:
     """DFT features x ``[2k+1]`` in float64 that predict this set: ``(W_dft x)_i > 0`` exactly for its labels.
 
-    The polynomial has the right signs as a real function. In float64 they survive where it stays above about 1e-15 of its
-    maximum, which :func:`sigkernels.verify` checks; beyond that only the proof by roots is left.
+    The polynomial has the right signs as a real function. In float64 they survive where it stays above about 1e-15 of
+    its maximum, which :func:`sigkernels.verify` checks; beyond that only the proof by roots is left.
     """
     from .verify.witness import notch_polynomial
 

@@ -1,7 +1,7 @@
 """The checker: what a certificate proves about a label set, from (W, y, certificate) alone.
 
-Nothing here knows how a certificate was found. Every claim is either combinatorial, exact in rational arithmetic, or float64
-with an error bound that is part of the proof (see :mod:`.rounding`).
+Nothing here knows how a certificate was found. Every claim is either combinatorial, exact in rational arithmetic, or
+float64 with an error bound that is part of the proof (see :mod:`.rounding`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
 
 
 def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float) -> tuple[ndarray, ndarray]:
-    """For witnesses ``x`` [m, d] of the sets ``which`` [m]: lower bounds on the radius, and whether all signs are proved.
+    """Lower bounds on the radius for witnesses ``x`` [m, d] of the sets ``which`` [m], and whether all signs hold.
 
     One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
     """
@@ -265,8 +265,8 @@ def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[fl
         return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {problem.k}"
     if problem.bias is not None:
         return -math.inf, ""  # scaled up far enough it outgrows every bias, but perhaps not within the box
-    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave, so the
-    # labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
+    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave,
+    # so the labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
     labels = np.unique(np.concatenate([roots, roots - 1]) % problem.n)
     half_steps = np.abs(2 * (labels[:, None] - roots[None, :]) + 1)
     half_steps = np.minimum(half_steps, 2 * problem.n - half_steps)
@@ -320,7 +320,7 @@ def _signed_rows(problem: Problem, active: ndarray, support: ndarray) -> tuple[n
 
 
 def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> str:
-    """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan, Motzkin); "" when it is.
+    """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan); "" when it is proved.
 
     Let ``b_i = λ_i y_i (w_i, c_i)``, with one more row (0, μ) when there is a bias (``μ ≥ 0`` takes up the slack of the
     inequality). Changing λ_i to λ_i(1+δ_i) with ``|δ_i| < 1`` keeps it positive, and ``Bᵀδ = -Bᵀ1`` has a solution with
@@ -376,9 +376,9 @@ def _exact_gordan(problem: Problem, rows: ndarray, bias: ndarray | None, multipl
     for j in range(rows.shape[1]):
         if sum((Fraction(float(v)) * m for v, m in zip(rows[:, j], multipliers, strict=True)), Fraction(0)):
             return f"the weighted rows do not cancel in column {j}"
-    if bias is not None:
-        if sum((Fraction(float(v)) * m for v, m in zip(bias, multipliers, strict=True)), Fraction(0)) > 0:
-            return "the weighted biases are positive"
+    offsets = () if bias is None else zip(bias, multipliers, strict=True)
+    if sum((Fraction(float(v)) * m for v, m in offsets), Fraction(0)) > 0:
+        return "the weighted biases are positive"
     return ""
 
 

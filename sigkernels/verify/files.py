@@ -80,8 +80,8 @@ def load_weights(path: str, key: str | None = None, bias_key: str | None = None)
 def load_label_sets(path: str, num_labels: int) -> LabelSets:
     """Label sets from ``.npz`` (indices and offsets, a scipy sparse matrix, or one dense 0/1 matrix), ``.npy`` or text.
 
-    Text has one set per line, labels separated by commas or spaces; in svmlight lines the features (``7:0.5``) and comments
-    (``# …``) are skipped. An empty line is the empty set.
+    Text has one set per line, labels separated by commas or spaces; in svmlight lines the features (``7:0.5``) and
+    comments (``# …``) are skipped. An empty line is the empty set.
     """
     file = _existing(path)
     try:

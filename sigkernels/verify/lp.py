@@ -1,7 +1,8 @@
 """The Chebyshev radius by linear programming: cutting planes around scipy's HiGHS.
 
-``max eps  s.t.  y_i(w_i·x + c_i) ≥ eps‖w_i‖, |x_j| ≤ R`` on a few rows; all rows are priced, the violated ones are added, until
-none is. The solver's status is never believed: what comes back are two vectors, a point and multipliers, to be proved.
+``max eps  s.t.  y_i(w_i·x + c_i) ≥ eps‖w_i‖, |x_j| ≤ R`` on a few rows; all rows are priced, the violated ones are
+added, until none is. The solver's status is never believed: what comes back are two vectors, a point and multipliers,
+to be proved.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ def chebyshev(
 def polish(
     rows: ndarray, offset: ndarray | None, active: ndarray, box: float, x: ndarray, support: ndarray, weights: ndarray
 ) -> tuple[ndarray, ndarray, ndarray]:
-    """Sharpen a vertex beyond the tolerance of the solver: solve again for what is tight there, residuals in long double.
+    """Sharpen a vertex beyond the solver's tolerance: solve again for what is tight there, residuals in long double.
 
-    At the optimum the rows of the support have one common margin, and their weighted sum vanishes in every coordinate that is
-    not at the edge of the box.
+    At the optimum the rows of the support have one common margin, and their weighted sum vanishes in every coordinate
+    that is not at the edge of the box.
     """
     sign = np.full(len(support), -1.0)
     sign[np.isin(support, active)] = 1.0

@@ -1,11 +1,11 @@
 """Semismooth Newton on the squared hinge, for many label sets at once.
 
-``f(x) = ½ Σ_i (1 - a_i·x)₊²`` with ``a_i = y_i w_i/‖w_i‖``. It is piecewise quadratic, so Newton's method ends after finitely many steps:
-either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` has ``Aᵀλ = -∇f = 0``: Gordan's vector.
-One run answers both ways.
+``f(x) = ½ Σ_i (1 - a_i·x)₊²`` with ``a_i = y_i w_i/‖w_i‖``. It is piecewise quadratic, so Newton's method ends after
+finitely many steps: either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` has ``Aᵀλ =
+-∇f = 0``: Gordan's vector. One run answers both ways.
 
-A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and the rows
-with the smallest margins), all rows are priced with one matrix product, and the worst are added.
+A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and
+the rows with the smallest margins), all rows are priced with one matrix product, and the worst are added.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
 
 
 def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3) -> Array:
-    """Least squares for ``a_i·x = 1`` [B, D], the few active rows weighted up to match the many others: where to start."""
+    """Where to start [B, D]: least squares for ``a_i·x = 1``, the few active rows weighted up to match the others."""
     xp = cone.xp
     longest = max((len(a) for a in actives), default=0)
     index = np.zeros((len(actives), max(1, longest)), dtype=np.int64)
@@ -140,8 +140,8 @@ def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Itera
 def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
     """The same on all rows, one set at a time, for matrices whose neighbouring rows are nearly equal (a DFT).
 
-    There a few working rows say nothing about their neighbours. Each step costs one product with all rows and one with the
-    rows that are still violated, which soon are few.
+    There a few working rows say nothing about their neighbours. Each step costs one product with all rows and one
+    with the rows that are still violated, which soon are few.
     """
     xp = cone.xp
     diagonal = xp.eye(cone.width, dtype=cone.rows.dtype)
@@ -216,9 +216,11 @@ def _keep(xp: Any, margins: Array, work: Array) -> Array:
 def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.ndarray, no: np.ndarray) -> Found:
     at = np.flatnonzero(yes)
     x = cone.inputs(cone.xp.take(hinge.x, cone.xp.asarray(at), axis=0)) if at.size else np.zeros((0, cone.problem.d))
-    rows, s = (to_numpy(work), to_numpy(hinge.s)) if no.any() else (None, None)
     losers = np.flatnonzero(no)
-    dependencies = [cone.dependency(rows[i], np.maximum(s[i], 0.0)) for i in losers] if rows is not None else []
+    dependencies = []
+    if losers.size:
+        rows, s = to_numpy(work), to_numpy(hinge.s)
+        dependencies = [cone.dependency(rows[i], np.maximum(s[i], 0.0)) for i in losers]
     return Found(part[at], x, part[losers].tolist(), dependencies)
 
 

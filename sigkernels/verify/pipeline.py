@@ -40,8 +40,8 @@ def verify(
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
-    A set y is argmaxable when some input x gives every label its sign: ``y_i(w_i·x + c_i) > 0``. Its radius is that of the largest
-    ball of such inputs within ``|x_j| ≤ box``.
+    A set y is argmaxable when some input x gives every label its sign: ``y_i(w_i·x + c_i) > 0``. Its radius is that
+    of the largest ball of such inputs within ``|x_j| ≤ box``.
 
     Args:
         head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, or a matrix W ``[n, d]`` (numpy or torch).
@@ -52,8 +52,8 @@ def verify(
         radius: also close the interval of every radius by linear programming.
         device: where the screens run: ``"cpu"`` (numpy) or ``"cuda"`` (cupy). Proofs are made on the CPU, in float64.
         executor: a ``concurrent.futures.Executor`` for the linear programs and the exact stage.
-        progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a function that is
-            called with (sets decided, sets in all).
+        progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a
+            function that is called with (sets decided, sets in all).
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.

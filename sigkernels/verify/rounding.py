@@ -117,8 +117,8 @@ def smallest_singular_value_exceeds(rows: ndarray, bound: float, entry_error: fl
     """Prove ``σ_min(B) > bound`` for every B with ``‖B - rows‖_F ≤ entry_error``; rows is [m, d].
 
     If the Cholesky factorisation of the computed ``BᵀB - cI`` runs to its end, then
-    ``λ_min(BᵀB) ≥ c - (γ_m + γ_{d+1}/(1-γ_{d+1}) + 2u)·tr(BᵀB)``: the first term is the rounding of the product, the second the
-    backward error of the factorisation (both bounded by the trace), the third the subtraction.
+    ``λ_min(BᵀB) ≥ c - (γ_m + γ_{d+1}/(1-γ_{d+1}) + 2u)·tr(BᵀB)``: the first term is the rounding of the product, the
+    second the backward error of the factorisation (both bounded by the trace), the third the subtraction.
     """
     m, d = rows.shape
     if m < d or not math.isfinite(bound):

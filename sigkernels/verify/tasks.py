@@ -1,4 +1,4 @@
-"""The stages that solve one set at a time (linear programs, exact alternatives), on any executor, and the progress bar."""
+"""The stages that solve one set at a time (linear programs, exact alternatives), on any executor; progress."""
 
 from __future__ import annotations
 
