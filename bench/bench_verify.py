@@ -4,7 +4,7 @@
     … bench_verify.py radius | throughput | bottleneck | slack
 
 Both sides run in one process, interleaved, one BLAS thread. HiGHS gets a few sets (it takes seconds for each), the
-verifier the same number of sets several times over; what is compared is the time per set. HiGHS runs at tolerance 1e-10, its
+verifier many; what is compared is the time per set. HiGHS runs at tolerance 1e-10, its
 minimum: with the default of 1e-7 its answers at radius 1e-8 mean nothing.
 """
 

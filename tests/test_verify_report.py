@@ -383,3 +383,16 @@ def test_line_numbers(report):
         report.certificate(len(SETS))
     with pytest.raises(IndexError, match="out of range"):
         report.witness(-len(SETS) - 1)
+
+
+def test_entries_that_underflow_when_rows_are_scaled_are_not_lost():
+    # The tiny second entries decide: x₁ cancels, x₂ > 0 remains. Scaling the rows must not drop them.
+    W = np.array([[1e300, 1e-30], [-1e300, 1e-30]])
+    report = verify(W, [[0, 1]])
+    assert report.verdicts[0] in ("THIN", "ARGMAXABLE", "UNDECIDED")
+    assert (
+        prove(
+            report.problem, np.array([0, 1]), Certificate("gordan", support=np.arange(2), multipliers=np.ones(2))
+        ).argmaxable
+        is None
+    )

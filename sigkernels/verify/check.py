@@ -329,13 +329,15 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
     rows, bias = _signed_rows(problem, active, support)
     if multipliers.dtype == object:
         return _exact_gordan(problem, rows, bias, multipliers)
-    # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded.
-    exponent = np.frexp(np.max(np.abs(rows), axis=1, initial=0.0))[1]
+    # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded unless it underflows.
+    if bias is not None:
+        rows = np.concatenate([rows, bias[:, None]], axis=1)
+    entries = np.count_nonzero(rows)
+    exponent = np.frexp(np.max(np.abs(rows[:, : problem.d]), axis=1, initial=0.0))[1]
     rows, multipliers = np.ldexp(rows, -exponent[:, None]), np.ldexp(multipliers, exponent)
     multipliers = np.ldexp(multipliers, -np.frexp(multipliers.max())[1])
-    if bias is not None:
-        bias = np.ldexp(bias, -exponent)
-        rows = np.concatenate([rows, bias[:, None]], axis=1)
+    if np.count_nonzero(rows) != entries or not np.all(multipliers > 0):
+        return "numbers too large or too small for exact sums"
     total, error = weighted_row_sum(rows, multipliers)
     if not np.all(np.isfinite(error)):
         return "numbers too large or too small for exact sums"

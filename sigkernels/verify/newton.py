@@ -23,6 +23,7 @@ MAX_STEPS = 60
 MAX_ROUNDS = 8
 LANES = (8, 64)  # sets that are solved together, at least and at most
 GATHERED = 1_000_000
+LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
 PROX = 1e-10  # of the mean curvature: makes the Hessian definite, and does not move the minimum
 
 
@@ -111,7 +112,7 @@ def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3)
 def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Iterator[Found]:
     """Weighted ridge, then projections onto the most violated row: finds witnesses of wide regions and nothing else."""
     xp = cone.xp
-    for part in _chunks(sets, which, max(1, min(128, 4_000_000 // cone.size))):
+    for part in _chunks(cone, sets, which, min(128, 4_000_000 // cone.size)):
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
@@ -174,7 +175,7 @@ def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
     """Decide the sets ``which`` by semismooth Newton on growing sets of rows."""
     xp, width = cone.xp, cone.width
     # Enough sets to keep numpy's overhead small, few enough for their gathered rows [B, m, D] to stay in the cache.
-    for part in _chunks(sets, which, max(LANES[0], min(LANES[1], GATHERED // (3 * width * width)))):
+    for part in _chunks(cone, sets, which, max(LANES[0], min(LANES[1], GATHERED // (3 * width * width)))):
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
@@ -224,8 +225,16 @@ def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.nd
     return Found(part[at], x, part[losers].tolist(), dependencies)
 
 
-def _chunks(sets: Sets, which: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Parts of ``which``, sets of similar size together: fewer padded rows."""
+def _chunks(cone: Cone, sets: Sets, which: np.ndarray, lanes: int) -> Iterator[np.ndarray]:
+    """Parts of ``which``, sets of similar size together, so that their rows [B, longest, D] fit into ``LARGEST``."""
     ordered = which[np.argsort(sets.sizes[which], kind="stable")]
-    for start in range(0, len(ordered), size):
+    start = 0
+    while start < len(ordered):
+        size = max(1, min(lanes, LARGEST // cone.width**2))
+        while size > 1:
+            longest = int(sets.sizes[ordered[start : start + size]][-1])
+            if size * (longest + 1) * cone.width <= LARGEST:
+                break
+            size //= 2
         yield ordered[start : start + size]
+        start += size
