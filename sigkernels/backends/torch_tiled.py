@@ -135,7 +135,7 @@ def fused_loss(
     scale = row_scale.to(walk.x.dtype)[:, None] if isinstance(row_scale, Tensor) else row_scale
     chunk_targets = _ChunkTargets(targets, layer, walk)
     for index, (start, stop, weight, z) in enumerate(walk):
-        here = loss.on(z, layer.label_start + start, layer.label_start + stop)
+        here = loss.at_labels(z, layer.label_start + start, layer.label_start + stop)
         f, g = here.value_and_grad(z, chunk_targets(start, stop))
         rows += f.sum(1, dtype=rows.dtype)
         if not any(needs):
