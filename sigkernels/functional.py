@@ -111,6 +111,8 @@ def _loss(
     edge.check_loss(loss, layer.num_labels, x.device)
     edge.check_grad_into(grad_into, layer.weight)
     y = edge.targets_for(targets, x.shape[:-1], layer.num_labels, x.device)
+    if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:  # sets keep global labels, arrays do not
+        y = y[:, layer.label_start : layer.label_start + layer.num_rows]
     value = ops.layer_loss(flat, layer, y, loss, reduction, grad_into)
     return value.reshape(x.shape[:-1]) if reduction == "none" else value
 

@@ -66,7 +66,7 @@ def suggest(label_sets: LabelSets, sample: int = 16, seed: int = 0) -> Suggestio
     reasons = (
         _reason_k(label_sets, k, coverage),
         f"slack = {slack}: a random set of {_typical(label_sets):.1f} labels (the mean here) out of {n:,} becomes "
-        f"separable with room to spare from about 2·r·ln(n/r) learned columns on; the DFT columns cover the larger sets",
+        f"separable with room to spare from about 2·r·ln(n/r) learned columns on; the DFT covers the larger sets",
         f"the encoder must give at least 2k+1+slack = {2 * k + 1 + slack} features, or its projection cannot reach "
         "every input of the layer",
         f"learned numbers: {n * slack:,} in the slack columns (a full linear layer on 768 features has {n * 769:,})",

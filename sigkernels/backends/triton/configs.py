@@ -1,0 +1,84 @@
+"""Block sizes per architecture: a short table that was compiled ahead and checked for spills, and an optional tuner.
+
+The table decides without measuring anything. ``SIGKERNELS_TRITON_TUNE=1`` times the table's candidates once per (kernel, device, dtype,
+shape class) and keeps the fastest: worth it for long training runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+TILE = 64  # labels per tile: BN. The DFT part of a tile has rank ≈ 2k·64/n + 5
+MAX_LIST = 64  # the longest list the top-m kernel keeps; beyond it logits are sorted chunk by chunk
+
+
+class Config(NamedTuple):
+    """Rows per block, slack columns per step, and how the compiler lays the block out."""
+
+    BM: int
+    BK: int
+    num_warps: int
+    num_stages: int
+
+
+# First entry: the choice without a tuner. Every entry is compiled ahead in tests/kernels for its architectures.
+_TABLE: dict[tuple[str, str], tuple[Config, ...]] = {
+    ("cuda", "16-bit"): (Config(128, 64, 4, 3), Config(64, 64, 4, 3), Config(128, 32, 8, 3)),
+    ("cuda", "float32"): (Config(128, 32, 8, 2), Config(64, 32, 4, 3)),
+    ("cuda", "float64"): (Config(32, 16, 4, 2),),
+    ("hip", "16-bit"): (Config(128, 64, 4, 2), Config(64, 64, 4, 2)),
+    ("hip", "float32"): (Config(64, 32, 4, 2), Config(128, 32, 8, 2)),
+    ("hip", "float64"): (Config(32, 16, 4, 2),),
+}
+# Keeping a sorted list per row costs registers: fewer rows per block.
+_LIST_ROWS = 32
+
+
+def candidates(platform: str, dtype: torch.dtype, kernel: str) -> tuple[Config, ...]:
+    """The configurations of a kernel ("topk" keeps lists, the others do not), best guess first."""
+    kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16-bit")
+    table = _TABLE[platform, kind]
+    if kernel != "topk":
+        return table
+    return tuple(dict.fromkeys(c._replace(BM=min(c.BM, _LIST_ROWS), num_warps=4) for c in table))
+
+
+def platform() -> str:
+    """"cuda" or "hip": whose device torch drives. The interpreter counts as cuda."""
+    return "hip" if torch.version.hip else "cuda"
+
+
+_chosen: dict[tuple[object, ...], Config] = {}
+
+
+def choose(kernel: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Config:
+    """The configuration for a launch: the measured one if a tuner ran for this shape class, else the table's first."""
+    return _chosen.get(_key(kernel, dtype, device, shape)) or candidates(platform(), dtype, kernel)[0]
+
+
+def tune(
+    kernel: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    shape: tuple[int, ...],
+    run: Callable[[Config], object],
+) -> None:
+    """Times ``run`` with every candidate and remembers the fastest. Does nothing unless asked, or when already done."""
+    key = _key(kernel, dtype, device, shape)
+    if not os.environ.get("SIGKERNELS_TRITON_TUNE") or device.type != "cuda" or key in _chosen:
+        return
+    if torch.cuda.is_current_stream_capturing():
+        return  # a graph cannot be timed while it is captured: the table decides
+    from triton.testing import do_bench
+
+    options = candidates(platform(), dtype, kernel)
+    _chosen[key] = min(options, key=lambda config: do_bench(lambda: run(config), warmup=5, rep=20))
+
+
+def _key(kernel: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> tuple[object, ...]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return kernel, dtype, name, *(size.bit_length() for size in shape)

@@ -1,0 +1,8 @@
+"""Which label sets can a classifier ever predict? Every answer comes with a proof that anyone can check."""
+
+from .certificate import Certificate, Verdict
+from .check import Proof
+from .pipeline import verify
+from .report import CheckResult, Report, StageReport
+
+__all__ = ["Certificate", "CheckResult", "Proof", "Report", "StageReport", "Verdict", "verify"]

@@ -1,0 +1,65 @@
+"""One array namespace for the screens: numpy on the CPU, cupy on a GPU, anything that follows the array API standard.
+
+The standard's names are used where numpy and cupy have them too; the few that differ between versions are bridged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = Any  # an array of whichever namespace is in use
+
+
+def namespace(device: str) -> Any:
+    """The namespace for ``device``: ``"cpu"`` or ``"cuda"`` (``"cuda:1"`` selects a GPU)."""
+    if device == "cpu":
+        return np
+    if not (device == "cuda" or device.startswith("cuda:")):
+        raise ValueError(f'device={device!r}: use "cpu", "cuda" or "cuda:<number>"')
+    try:
+        import cupy
+    except ImportError:
+        raise RuntimeError(
+            f"device={device!r} needs cupy, which is not installed: pip install cupy-cuda12x (or cupy-cuda13x), "
+            'or use device="cpu"'
+        ) from None
+    if not cupy.is_available():
+        raise RuntimeError(f'device={device!r}: cupy finds no usable GPU; use device="cpu"')
+    if ":" in device:
+        cupy.cuda.Device(int(device.split(":")[1])).use()
+    return cupy
+
+
+def to_numpy(a: Array) -> np.ndarray:
+    """A numpy copy (or view) of an array of any namespace."""
+    return a.get() if hasattr(a, "get") else np.asarray(a)
+
+
+def mT(a: Array) -> Array:
+    """The last two axes swapped."""
+    return a.swapaxes(-1, -2) if hasattr(a, "swapaxes") else a.mT
+
+
+def concat(xp: Any, parts: Sequence[Array], axis: int = 0) -> Array:
+    """The arrays joined along an axis."""
+    return xp.concat(parts, axis=axis) if hasattr(xp, "concat") else xp.concatenate(parts, axis=axis)
+
+
+def smallest(xp: Any, scores: Array, count: int) -> Array:
+    """The positions of the ``count`` smallest entries of each row, in no particular order: [B, n] → [B, count]."""
+    if hasattr(xp, "argpartition") and count < scores.shape[1]:
+        return xp.argpartition(scores, count - 1, axis=1)[:, :count]
+    return xp.argsort(scores, axis=1)[:, :count]
+
+
+def matvec(xp: Any, a: Array, x: Array) -> Array:
+    """``a @ x`` per batch entry: [B, m, d], [B, d] → [B, m]."""
+    return xp.matmul(a, x[:, :, None])[:, :, 0]
+
+
+def solve(xp: Any, h: Array, g: Array) -> Array:
+    """``h⁻¹ g`` per batch entry: [B, d, d], [B, d] → [B, d]."""
+    return xp.linalg.solve(h, g[:, :, None])[:, :, 0]

@@ -1,0 +1,403 @@
+"""The checker: what a certificate proves about a label set, from (W, y, certificate) alone.
+
+Nothing here knows how a certificate was found. Every claim is either combinatorial, exact in rational arithmetic, or float64
+with an error bound that is part of the proof (see :mod:`.rounding`).
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from .certificate import Certificate, Verdict
+from .problem import Problem, Sets
+from .rounding import (
+    SLOP,
+    TINY,
+    U,
+    exact_dots,
+    gamma,
+    norm_upper,
+    smallest_singular_value_exceeds,
+    weighted_row_sum,
+)
+
+EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
+
+
+class Proof(NamedTuple):
+    """What is proved: ``lo ≤ eps* ≤ hi``, and whether the set is argmaxable (True), is not (False), or neither."""
+
+    lo: float
+    hi: float
+    argmaxable: bool | None
+    reason: str = ""  # why nothing was proved
+
+    def verdict(self, tol: float) -> Verdict:
+        """The strongest verdict that this proof carries."""
+        if self.argmaxable is False:
+            return Verdict.UNARGMAXABLE
+        if self.argmaxable:
+            return Verdict.ARGMAXABLE if self.lo >= tol else Verdict.THIN
+        return Verdict.NOT_EPS if self.hi < tol else Verdict.UNDECIDED
+
+
+def prove(problem: Problem, active: ndarray, certificate: Certificate, target: float = math.inf) -> Proof:
+    """What this certificate proves for the set of ``active`` labels (sorted, distinct).
+
+    ``target``: the radius that matters; effort to bound it from below more closely than that is saved.
+    """
+    lo, hi, argmaxable, reason = trivial_bounds(problem, active)
+    if argmaxable is False:
+        return Proof(lo, hi, argmaxable)
+    kind = certificate.kind
+    if certificate.witness is not None:
+        low, signs_hold, reason = _witness(problem, active, np.asarray(certificate.witness), target)
+        lo = max(lo, low)
+        if signs_hold:
+            argmaxable = True
+    elif kind == "witness":
+        reason = "it holds no witness"
+    if kind == "roots":
+        low, reason = _roots(problem, active, certificate.roots)
+        if not reason:
+            lo, argmaxable = max(lo, low), True
+    elif kind == "alternation":
+        reason = _alternation(problem, active, certificate.support)
+        if not reason:
+            return Proof(lo, 0.0, False)
+    if certificate.multipliers is not None and kind != "alternation":
+        support, multipliers = certificate.support, certificate.multipliers
+        bad = _bad_multipliers(problem, support, multipliers)
+        if bad:
+            reason = bad
+        else:
+            assert support is not None
+            if kind == "gordan":
+                reason = _gordan(problem, active, support, multipliers)
+                if not reason:
+                    argmaxable, hi = False, 0.0
+            hi = min(hi, _dual_bound(problem, active, support, multipliers))
+    elif kind in ("gordan", "dual"):
+        reason = "it holds no multipliers"
+    if kind not in ("witness", "roots", "gordan", "alternation", "dual", "none"):
+        reason = f"its kind {kind!r} is unknown"
+    return Proof(lo, hi, argmaxable, reason)
+
+
+def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
+    """What holds without any certificate: ``x = 0`` is in the box, one label bounds the ball, and zero rows decide."""
+    if problem.constant_answer(active).size:
+        return Proof(-math.inf if problem.bias is not None else 0.0, 0.0, False)
+    lo = 0.0 if problem.bias is None else -math.inf
+    return Proof(lo, problem.trivial_radius, None)
+
+
+# Witnesses
+
+
+def prove_witnesses(
+    problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float
+) -> tuple[ndarray, ndarray]:
+    """For witnesses ``x`` [m, d] of the sets ``which`` [m]: lower bounds on the radius, and whether all signs are proved.
+
+    One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
+    """
+    lo = np.full(len(which), -math.inf)
+    holds = np.zeros(len(which), dtype=bool)
+    step = max(1, 2_000_000 // problem.n)
+    for start in range(0, len(which), step):
+        part = slice(start, start + step)
+        logits = x[part] @ problem.matrix.T  # [step, n]
+        if problem.bias is not None:
+            logits += problem.bias
+        for row, i in enumerate(which[part]):
+            at = start + row
+            lo[at], holds[at], _ = _witness(problem, sets[int(i)], x[at], target, logits[row])
+    return lo, holds
+
+
+def _witness(
+    problem: Problem, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
+) -> tuple[float, bool, str]:
+    """A lower bound on ``min_i y_i(w_i·x + c_i)/‖w_i‖`` in the box, whether every sign is proved, and why not.
+
+    Rows whose float64 bound falls short of their sign, or of ``target`` where they might reach it, are summed exactly.
+    """
+    if x.shape != (problem.d,):
+        return -math.inf, False, f"its witness has shape {x.shape}, expected ({problem.d},)"
+    if x.dtype == object:
+        return _exact_witness(problem, active, x)
+    x = x.astype(np.float64, copy=False)
+    if not np.all(np.isfinite(x)):
+        return -math.inf, False, "its witness is not finite"
+    if logits is None:
+        logits = problem.matrix @ x
+        if problem.bias is not None:
+            logits = logits + problem.bias
+    largest = float(np.max(np.abs(x), initial=0.0))
+    inside = 1.0 if largest <= problem.box else problem.box / largest * (1.0 - 8 * U)
+
+    # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
+    low, high = problem.norms
+    margins = -logits
+    margins[active] = logits[active]
+    error = (gamma(problem.d + 3) * norm_upper(x)) * high
+    if problem.bias is not None:
+        error += gamma(problem.d + 3) * np.abs(problem.bias)
+    doubt = TINY
+    if problem.k >= 0:
+        doubt += problem.entry_error * float(np.abs(x[: problem.dft_columns]).sum()) * SLOP
+    error += doubt
+    margins -= error
+    goal = target / inside * high if math.isfinite(target) else _reachable(margins, error, low, high)
+    # Written so that NaN and overflow count as close.
+    clear = (margins > 0) & (margins < 1e290) & ((margins >= goal) | (margins + 2 * error < goal))
+    close = np.flatnonzero(~clear)
+    if close.size:
+        wrong = close[margins[close] < -2.0 * SLOP * error[close]]
+        if close.size <= EXACT_ROWS and not wrong.size:
+            bias = None if problem.bias is None else problem.bias[close]
+            exact = exact_dots(problem.matrix[close], x, bias)
+            if exact is not None:
+                exact = exact * np.where(np.isin(close, active), 1.0, -1.0)
+                margins[close] = exact - 2 * U * np.abs(exact) - doubt * SLOP
+        wrong = np.flatnonzero(~(margins > 0))
+        if wrong.size:
+            reason = f"label {int(wrong[0])} does not provably have its sign at its witness"
+            if inside < 1.0 or not np.all(np.isfinite(margins)):
+                return -math.inf, False, reason
+            rows = low > 0
+            radius = float(np.min((margins / np.where(margins < 0, low, high))[rows], initial=math.inf))
+            return radius, False, reason
+    rows = high > 0  # a zero row has its sign by its bias and bounds no ball
+    radius = float(np.min(margins[rows] / high[rows], initial=math.inf)) * (1.0 - 8 * U)
+    if inside < 1.0:
+        if problem.bias is not None:
+            return -math.inf, True, ""  # argmaxable, but this input is outside the box
+        radius *= inside
+    return radius, True, ""
+
+
+def _reachable(margins: ndarray, error: ndarray, low: ndarray, high: ndarray) -> ndarray:
+    """The least margin each row needs so as not to lower the radius: what the lowest row can reach at best."""
+    rows = low > 0
+    best = float(np.min((margins[rows] + 2 * error[rows]) / low[rows], initial=math.inf))
+    return best * high
+
+
+def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float, bool, str]:
+    """The same for a witness of Fractions, for matrices whose entries are exact."""
+    if problem.k >= 0:
+        return -math.inf, False, "an exact witness means nothing for the irrational DFT"
+    if not all(isinstance(v, Fraction) for v in x):
+        return -math.inf, False, "its witness holds something other than Fractions"
+    _, high = problem.norms
+    largest = max((abs(v) for v in x), default=Fraction(0))
+    scale = largest or Fraction(1)
+    rounded = np.array([float(v / scale) for v in x])
+    logits = problem.matrix @ rounded
+    if problem.bias is not None:
+        logits += problem.bias * float(1 / scale)
+    margins = -logits
+    margins[active] = logits[active]
+    # The rounded witness settles most rows; the rest are summed as fractions.
+    error = gamma(problem.d + 6) * norm_upper(rounded) * high + TINY
+    if problem.bias is not None:
+        error += gamma(problem.d + 6) * np.abs(problem.bias) * float(1 / scale)
+    margins -= error
+    rows = high > 0
+    lowest = math.inf
+    settled = rows & (margins > 4 * error) & (margins < 1e290)
+    if settled.any():
+        lowest = _down(Fraction(float(np.min(margins[settled] / high[settled]))) * scale)
+    for i in np.flatnonzero(~settled).tolist():
+        logit = sum((Fraction(float(w)) * v for w, v in zip(problem.weight[i], x, strict=True)), Fraction(0))
+        if problem.bias is not None:
+            logit += Fraction(float(problem.bias[i]))
+        margin = logit if i in active else -logit
+        if margin <= 0:
+            return -math.inf, False, f"label {i} does not have its sign at its witness"
+        if rows[i]:
+            lowest = min(lowest, _down(margin / Fraction(float(high[i]))))
+    if largest > problem.box:
+        if problem.bias is not None:
+            return -math.inf, True, ""
+        lowest *= _down(Fraction(problem.box) / largest)
+    return lowest, True, ""
+
+
+def _down(value: Fraction) -> float:
+    """A float64 no larger than this positive fraction (0 where it underflows)."""
+    try:
+        return float(value) * (1.0 - 4 * U)
+    except OverflowError:
+        return 1e300
+
+
+# The DFT's own proofs
+
+
+def _changes(problem: Problem, active: ndarray) -> ndarray:
+    """The labels g whose sign differs from that of g-1 (modulo n), sorted."""
+    y = np.zeros(problem.n, dtype=bool)
+    y[active] = True
+    return np.flatnonzero(y != np.roll(y, 1))
+
+
+def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[float, str]:
+    """A radius for ``p(t) = ±Π sin((t-τ_m)/2)``, τ_m midway between the labels g_m - 1 and g_m; "" when it is proved.
+
+    2r ≤ 2k roots make a trigonometric polynomial of degree r ≤ k, so the DFT columns span it, and between two
+    neighbouring roots it keeps its sign: nothing is left to rounding.
+    """
+    if problem.k < 0:
+        return -math.inf, "roots prove nothing without a DFT part"
+    roots = np.asarray(roots if roots is not None else [-1])
+    if roots.ndim != 1 or not np.array_equal(roots, _changes(problem, active)):
+        return -math.inf, "its roots are not the sign changes of the set"
+    if len(roots) > 2 * problem.k:
+        return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {problem.k}"
+    if problem.bias is not None:
+        return -math.inf, ""  # scaled up far enough it outgrows every bias, but perhaps not within the box
+    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave, so the
+    # labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
+    labels = np.unique(np.concatenate([roots, roots - 1]) % problem.n)
+    half_steps = np.abs(2 * (labels[:, None] - roots[None, :]) + 1)
+    half_steps = np.minimum(half_steps, 2 * problem.n - half_steps)
+    log_value = np.log(np.sin((math.pi / 2) * half_steps / problem.n)).sum(axis=1)
+    log_radius = float(np.min(log_value, initial=0.0)) - math.log(float(problem.norms[1].max()))
+    log_radius += math.log(problem.box) - 0.5 * math.log(2.0 * problem.n)
+    log_radius -= 1e-9 * (1.0 + float(np.max(np.abs(log_value), initial=0.0)))
+    return (math.exp(log_radius) if log_radius > -700 else 0.0), ""
+
+
+def _alternation(problem: Problem, active: ndarray, support: ndarray | None) -> str:
+    """2k+2 labels of alternating sign need 2k+2 roots on the circle; a polynomial of degree k has at most 2k."""
+    if problem.k < 0 or problem.weight.shape[1] or problem.bias is not None:
+        return "alternations decide only a DFT without slack and without bias"
+    support = np.asarray(support if support is not None else [])
+    if len(support) < 2 * problem.k + 2:
+        return f"it names {len(support)} labels, and {2 * problem.k + 2} are needed"
+    if not np.issubdtype(support.dtype, np.integer) or support.min() < 0 or support.max() >= problem.n:
+        return "it names labels that do not exist"
+    signs = np.isin(support, active)
+    if np.any(np.diff(support) <= 0) or np.any(signs[1:] == signs[:-1]):
+        return "the signs of its labels do not alternate"
+    return ""
+
+
+# Multipliers
+
+
+def _bad_multipliers(problem: Problem, support: ndarray | None, multipliers: ndarray) -> str:
+    if support is None or np.ndim(multipliers) != 1 or np.shape(support) != np.shape(multipliers):
+        return "support and multipliers must be two vectors of one length"
+    support, multipliers = np.asarray(support), np.asarray(multipliers)
+    if support.size == 0:
+        return "its support is empty"
+    if not np.issubdtype(support.dtype, np.integer) or support.min() < 0 or support.max() >= problem.n:
+        return "its support names labels that do not exist"
+    if np.unique(support).size != support.size:
+        return "its support names a label twice"
+    if multipliers.dtype == object:
+        exact = all(isinstance(v, Fraction) and v > 0 for v in multipliers)
+        return "" if exact else "its multipliers are not all positive Fractions"
+    if not np.all(np.isfinite(multipliers)) or not np.all(multipliers > 0):
+        return "its multipliers are not all positive and finite"
+    return ""
+
+
+def _signed_rows(problem: Problem, active: ndarray, support: ndarray) -> tuple[ndarray, ndarray | None]:
+    sign = np.where(np.isin(support, active), 1.0, -1.0)
+    bias = None if problem.bias is None else sign * problem.bias[support]
+    return sign[:, None] * problem.matrix[support], bias
+
+
+def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> str:
+    """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan, Motzkin); "" when it is.
+
+    Let ``b_i = λ_i y_i (w_i, c_i)``, with one more row (0, μ) when there is a bias (``μ ≥ 0`` takes up the slack of the
+    inequality). Changing λ_i to λ_i(1+δ_i) with ``|δ_i| < 1`` keeps it positive, and ``Bᵀδ = -Bᵀ1`` has a solution with
+    ``‖δ‖ ≤ ‖Bᵀ1‖/σ_min(B)``. So ``‖Bᵀ1‖ < σ_min(B)`` proves it, with both sides bounded rigorously.
+    """
+    rows, bias = _signed_rows(problem, active, support)
+    if multipliers.dtype == object:
+        return _exact_gordan(problem, rows, bias, multipliers)
+    # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded.
+    exponent = np.frexp(np.max(np.abs(rows), axis=1, initial=0.0))[1]
+    rows, multipliers = np.ldexp(rows, -exponent[:, None]), np.ldexp(multipliers, exponent)
+    multipliers = np.ldexp(multipliers, -np.frexp(multipliers.max())[1])
+    if bias is not None:
+        bias = np.ldexp(bias, -exponent)
+        rows = np.concatenate([rows, bias[:, None]], axis=1)
+    total, error = weighted_row_sum(rows, multipliers)
+    if not np.all(np.isfinite(error)):
+        return "numbers too large or too small for exact sums"
+    if problem.k < 0 and _sums_to_zero(rows, multipliers, total, bias is not None):
+        return ""
+    residual = np.abs(total) + error
+    blur = np.ldexp(multipliers, -exponent) * problem.entry_error  # of every DFT entry of a row of B
+    residual[: problem.dft_columns] += float(blur.sum()) * SLOP
+    scaled = rows * multipliers[:, None]
+    if bias is not None:
+        slack = max(0.0, -float(total[-1]))
+        if slack > 0:  # this row makes the last column vanish too
+            extra = np.zeros((1, scaled.shape[1]))
+            extra[0, -1] = slack
+            scaled = np.concatenate([scaled, extra])
+            residual[-1] = abs(total[-1] + slack) + error[-1]
+    frobenius = norm_upper(scaled.ravel())
+    rounding = 2 * U * frobenius + norm_upper(blur) * math.sqrt(max(1, problem.dft_columns)) * SLOP
+    if smallest_singular_value_exceeds(scaled, norm_upper(residual), rounding):
+        return ""
+    return "the multipliers do not prove an exact dependency: the residual is too large for the smallest singular value"
+
+
+def _sums_to_zero(rows: ndarray, multipliers: ndarray, total: ndarray, has_bias: bool) -> bool:
+    """Whether the float64 multipliers are themselves exact (duplicates, zero rows, integers)."""
+    d = rows.shape[1] - has_bias
+    if np.any(total[:d]) or (has_bias and total[d] > 0):
+        return False
+    sums = exact_dots(np.ascontiguousarray(rows.T), multipliers)
+    return sums is not None and not np.any(sums[:d]) and not (has_bias and sums[d] > 0)
+
+
+def _exact_gordan(problem: Problem, rows: ndarray, bias: ndarray | None, multipliers: ndarray) -> str:
+    if problem.k >= 0:
+        return "exact multipliers mean nothing for the irrational DFT"
+    for j in range(rows.shape[1]):
+        if sum((Fraction(float(v)) * m for v, m in zip(rows[:, j], multipliers, strict=True)), Fraction(0)):
+            return f"the weighted rows do not cancel in column {j}"
+    if bias is not None:
+        if sum((Fraction(float(v)) * m for v, m in zip(bias, multipliers, strict=True)), Fraction(0)) > 0:
+            return "the weighted biases are positive"
+    return ""
+
+
+def _dual_bound(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> float:
+    """``(R·‖Σ λ_i y_i w_i‖₁ + Σ λ_i y_i c_i) / Σ λ_i‖w_i‖``, rounded up: no ball in the box has a larger radius."""
+    if multipliers.dtype == object:
+        largest = max(multipliers)
+        multipliers = np.array([float(m / largest) for m in multipliers])
+        keep = multipliers > 0
+        support, multipliers = support[keep], multipliers[keep]
+    multipliers = np.ldexp(multipliers, -np.frexp(multipliers.max())[1])
+    rows, bias = _signed_rows(problem, active, support)
+    total, error = weighted_row_sum(rows, multipliers)
+    spread = np.abs(total) + error
+    spread[: problem.dft_columns] += float(multipliers.sum()) * problem.entry_error * SLOP
+    bound = problem.box * float(spread.sum()) * SLOP
+    if bias is not None:
+        value, slack = weighted_row_sum(bias[:, None], multipliers)
+        bound += float(value[0]) + float(slack[0])
+    # A positive bound is divided by the least possible weight, a negative one by the greatest.
+    weight = float(multipliers @ problem.norms[0 if bound >= 0 else 1][support])
+    weight = weight / (SLOP * SLOP) if bound >= 0 else weight * SLOP * SLOP
+    if not 0 < weight < math.inf or not math.isfinite(bound):
+        return math.inf
+    return bound / weight + SLOP * 4 * U * abs(bound / weight)

@@ -1,0 +1,117 @@
+"""The public edge: heads, matrices and label sets in every accepted form, checked once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+from ..heads import DFTHead, Head
+from ..labels import LabelSets
+from .problem import Problem, Sets
+
+
+def as_numpy(name: str, value: Any) -> ndarray:
+    """A tensor or array as numpy, in a dtype that holds every stored number exactly."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        value = value.numpy()
+    elif isinstance(value, (list, tuple)):
+        value = np.asarray(value)
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a head, a torch tensor or a numpy array, got {type(value).__name__}")
+    if value.dtype.kind not in "fiu" or value.dtype.itemsize > 8:
+        raise TypeError(f"{name} must hold real numbers of at most 64 bits, got dtype {value.dtype}")
+    if value.dtype.kind in "iu":
+        if value.size and max(abs(int(value.max())), abs(int(value.min()))) > 2**53:
+            raise ValueError(f"{name} holds integers beyond 2^53, which float64 cannot represent")
+        value = value.astype(np.float64)
+    if value.dtype == np.float16:
+        value = value.astype(np.float32)
+    if not np.all(np.isfinite(value)):
+        where = tuple(int(v) for v in np.argwhere(~np.isfinite(value))[0])
+        raise ValueError(f"{name} holds {value[where]} at {list(where)}; every entry must be finite")
+    return value
+
+
+def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Problem, list[str]]:
+    """The problem that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
+    tol, box = _number("tol", tol), _number("box", box)
+    if tol < 0:
+        raise ValueError(f"tol must be at least 0, got {tol}")
+    if not box > 0:
+        raise ValueError(f"box must be positive, got {box}")
+    notes = []
+    k = -1
+    if isinstance(classifier, DFTHead):
+        k, weight = classifier.k, as_numpy("slack_weight", classifier.slack_weight)
+        if weight.shape[0] != classifier.num_labels:
+            raise ValueError(
+                f"this head holds {weight.shape[0]} of {classifier.num_labels} labels: gather its state dict "
+                "into an unsharded DFTHead to verify it"
+            )
+        notes.append(
+            f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
+            "rounded to float32 it would lose the guarantee"
+        )
+    elif isinstance(classifier, (Head, torch.nn.Linear)):
+        own = getattr(classifier, "bias", None)
+        if own is not None and bias is not None:
+            raise ValueError("bias was given, but the classifier has a bias of its own: leave bias=None")
+        bias = own if bias is None else bias
+        weight = as_numpy("weight", classifier.weight)
+    else:
+        weight = as_numpy("head_or_matrix", classifier)
+    if weight.ndim != 2 or weight.shape[0] < 1 or (k < 0 and weight.shape[1] < 1):
+        raise ValueError(f"head_or_matrix must be a matrix W [labels, features], got shape {weight.shape}")
+    if bias is not None:
+        bias = as_numpy("bias", bias)
+        if bias.shape != (weight.shape[0],):
+            raise ValueError(f"bias must have shape ({weight.shape[0]},) like the labels of W, got {bias.shape}")
+        if not np.any(bias):
+            bias = None
+    if weight.dtype == np.float32 and k < 0:
+        notes.append("the float32 weights are taken as the exact numbers they store")
+    return Problem(weight, bias, k, tol, box), notes
+
+
+def as_sets(label_sets: Any, num_labels: int) -> Sets:
+    """LabelSets, a list of lists, a dense 0/1 matrix or a sparse matrix as CSR arrays."""
+    if isinstance(label_sets, Sets):
+        sets = label_sets
+    else:
+        if isinstance(label_sets, LabelSets):
+            given = label_sets
+        elif isinstance(label_sets, torch.Tensor) and label_sets.layout == torch.sparse_csr:
+            given = LabelSets.from_csr(label_sets)
+        elif hasattr(label_sets, "tocsr"):
+            given = LabelSets.from_csr(label_sets)
+        elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.ndim == 2:
+            if isinstance(label_sets, np.ndarray):
+                label_sets = torch.from_numpy(np.ascontiguousarray(label_sets))
+            given = LabelSets.from_dense(label_sets)
+        elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.dtype != object:
+            raise ValueError(
+                f"label_sets must be a matrix [sets, labels] of 0 and 1, got shape {tuple(label_sets.shape)}; "
+                "wrap one set as [[…]]"
+            )
+        else:
+            given = LabelSets.from_lists(label_sets, num_labels)
+        sets = Sets(given.indices.cpu().numpy(), given.offsets.cpu().numpy(), given.num_labels)
+    if sets.num_labels != num_labels:
+        raise ValueError(f"label_sets are over {sets.num_labels} labels, but the classifier has {num_labels}")
+    return sets
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {number}")
+    return number

@@ -1,0 +1,144 @@
+"""``verify``: each stage takes what the last one left open, and only what the checker proves is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import tasks
+from .arrays import namespace
+from .cone import Cone, Found
+from .inputs import as_problem, as_sets
+from .ledger import Ledger
+from .newton import motzkin, newton
+from .problem import Problem
+from .report import Report, StageReport
+from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
+
+MOTZKIN_WIDTH = 200  # from this width on, a cheap search for witnesses before Newton pays
+
+
+class _Stage(NamedTuple):
+    name: str
+    run: Callable[[Ledger, np.ndarray], None]
+
+
+def verify(
+    head_or_matrix: Any,
+    label_sets: Any,
+    bias: Any = None,
+    tol: float = 1e-8,
+    box: float = 1e4,
+    radius: bool = False,
+    device: str = "cpu",
+    executor: Executor | None = None,
+    progress: bool | Callable[[int, int], None] | None = None,
+) -> Report:
+    """Decide which label sets a classifier can ever predict, with a proof for each answer.
+
+    A set y is argmaxable when some input x gives every label its sign: ``y_i(w_i·x + c_i) > 0``. Its radius is that of the largest
+    ball of such inputs within ``|x_j| ≤ box``.
+
+    Args:
+        head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, or a matrix W ``[n, d]`` (numpy or torch).
+        label_sets: ``LabelSets``, a list of lists, a dense 0/1 matrix ``[m, n]`` or a sparse one.
+        bias: ``[n]``, added to the logits of a matrix.
+        tol: the radius from which a set counts as ``ARGMAXABLE`` rather than ``THIN``.
+        box: the bound on the entries of x.
+        radius: also close the interval of every radius by linear programming.
+        device: where the screens run: ``"cpu"`` (numpy) or ``"cuda"`` (cupy). Proofs are made on the CPU, in float64.
+        executor: a ``concurrent.futures.Executor`` for the linear programs and the exact stage.
+        progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a function that is
+            called with (sets decided, sets in all).
+
+    Returns:
+        A :class:`Report`, one line per set, in the order of ``label_sets``.
+    """
+    if executor is not None and not hasattr(executor, "submit"):
+        raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
+    if not isinstance(device, str):
+        device = str(device)
+    xp = namespace(device)
+    problem, notes = as_problem(head_or_matrix, bias, tol, box)
+    given = as_sets(label_sets, problem.n)
+    sets, inverse = given.distinct()
+
+    with tasks.Progress(progress, len(sets)) as bar:
+        began = time.perf_counter()
+        ledger = Ledger(problem, sets, radius, bar.add)
+        stages = [StageReport("constant", len(sets), int(ledger.settled().sum()), time.perf_counter() - began)]
+        for stage in _stages(problem, xp, executor):
+            which = ledger.open()
+            if not len(which):
+                break
+            began = time.perf_counter()
+            ledger.begin(stage.name)
+            stage.run(ledger, which)
+            decided = len(which) - len(ledger.open())
+            stages.append(StageReport(stage.name, len(which), decided, time.perf_counter() - began))
+        if radius:
+            began = time.perf_counter()
+            ledger.begin("radius")
+            which = np.flatnonzero(ledger.yes if problem.bias is None else np.ones(len(sets), dtype=bool))
+            tasks.linear_programs(ledger, which, executor, tighten=True)
+            stages.append(StageReport("radius", len(which), 0, time.perf_counter() - began))
+    return Report.from_ledger(problem, given, inverse, ledger, stages, notes)
+
+
+def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_Stage]:
+    """The stages for this problem, in order; the unit rows are made only if a stage needs them."""
+    cone: list[Cone] = []
+
+    def unit_rows() -> Cone:
+        if not cone:
+            cone.append(Cone(problem, xp))
+        return cone[0]
+
+    def screen(find: Callable[..., Iterable[Found]], **options: Any) -> Callable[[Ledger, np.ndarray], None]:
+        def run(ledger: Ledger, which: np.ndarray) -> None:
+            with np.errstate(all="ignore"):
+                for found in find(unit_rows(), ledger.sets, which, **options):
+                    ledger.offer_found(found)
+
+        return run
+
+    if problem.k >= 0:
+        yield _Stage("closed form", _closed_form)
+    if problem.d >= MOTZKIN_WIDTH:
+        yield _Stage("motzkin", screen(motzkin))
+    yield _Stage("newton", screen(newton, all_rows=problem.k >= 0))
+    yield _Stage("lp", lambda ledger, which: tasks.linear_programs(ledger, _worth_a_program(ledger, which), executor))
+    if problem.k < 0:
+        yield _Stage("exact", lambda ledger, which: tasks.exact_alternatives(ledger, which, executor))
+
+
+def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:
+    """Thin regions of a DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
+    return which[~ledger.yes[which]] if ledger.problem.k >= 0 else which
+
+
+def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
+    """Sets with at most k runs by trigonometric polynomials; without slack, all others by counting alternations."""
+    problem, sets = ledger.problem, ledger.sets
+    few: list[int] = []
+    for i in which.tolist():
+        if len(runs_of(sets[i], problem.n)) <= problem.k:
+            few.append(i)
+            ledger.offer(i, roots_certificate(sets[i], problem.n))
+        elif problem.weight.shape[1] == 0 and problem.bias is None:
+            ledger.offer(i, alternation_certificate(sets[i], problem.n, problem.k))
+    if problem.bias is not None:
+        return
+    for start in range(0, len(few), 256):
+        part = np.array(few[start : start + 256])
+        x = np.zeros((len(part), problem.d))
+        for row, i in enumerate(part):
+            x[row, : problem.dft_columns] = notch_polynomial(sets[int(i)], problem.n, problem.k)
+        x *= problem.box / np.max(np.abs(x), axis=1, keepdims=True)
+        ledger.offer_found(Found(part, np.clip(x, -problem.box, problem.box), [], []))
+
+

@@ -1,0 +1,158 @@
+"""The question: a classifier ``z = W x + c``, a box of inputs, and the label sets to decide, as plain numpy data."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from .rounding import SLOP, U, gamma, row_norms
+
+
+def unit_circle(n: int) -> tuple[ndarray, ndarray]:
+    """``cos(2πm/n), sin(2πm/n)`` for m = 0 … n-1, each within ``12u`` of the true value.
+
+    Angles are folded into the first octant in integers, so that no rounding of the angle exceeds a few units of u.
+    """
+    m = np.arange(n, dtype=np.int64)
+    below = np.minimum(m, n - m)  # the angle is π·a/n with a = 2·below in [0, n]
+    a = 2 * below
+    left = 2 * a > n
+    a = np.where(left, n - a, a)
+    steep = 4 * a > n  # beyond 45 degrees: cos θ = sin(π/2 - θ)
+    angle = np.where(steep, math.pi * (n - 2 * a) / (2 * n), math.pi * a / n)
+    c, s = np.cos(angle), np.sin(angle)
+    cos, sin = np.where(steep, s, c), np.where(steep, c, s)
+    return np.where(left, -cos, cos), np.where(m > n - m, -sin, sin)
+
+
+def dft_matrix(n: int, k: int) -> ndarray:
+    """The truncated DFT ``W_dft`` [n, 2k+1] in float64; every entry is within ``DFT_ERROR·√(2/n)`` of the true one."""
+    cos, sin = unit_circle(n)
+    scale = math.sqrt(2.0 / n)
+    out = np.empty((n, 2 * k + 1))
+    out[:, 0] = math.sqrt(1.0 / n)
+    labels = np.arange(n, dtype=np.int64)
+    for j in range(1, k + 1):
+        index = (j * labels) % n
+        out[:, 2 * j - 1] = scale * cos[index]
+        out[:, 2 * j] = scale * sin[index]
+    return out
+
+
+DFT_ERROR = 16 * U
+
+
+class Problem:
+    """``z = [W_dft(n, k) | weight] x + bias`` on n labels, inputs ``|x_j| ≤ box``; ``k = -1`` without a DFT part.
+
+    The stored ``weight`` and ``bias`` are taken as exact numbers. The DFT part means the true (irrational) matrix; its
+    float64 rounding is used in computations and its error enters every proof.
+    """
+
+    def __init__(self, weight: ndarray, bias: ndarray | None, k: int, tol: float, box: float):
+        self.stored = weight  # [n, s], in the dtype it came in
+        self.weight = np.ascontiguousarray(weight, dtype=np.float64)
+        self.bias = None if bias is None else np.ascontiguousarray(bias, dtype=np.float64)
+        self.n = weight.shape[0]
+        self.k = k
+        self.dft_columns = 2 * k + 1 if k >= 0 else 0
+        self.d = self.dft_columns + weight.shape[1]
+        self.tol = float(tol)
+        self.box = float(box)
+        self.entry_error = DFT_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0  # of the DFT columns
+
+    @cached_property
+    def matrix(self) -> ndarray:
+        """W [n, d] in float64."""
+        if self.k < 0:
+            return self.weight
+        return np.ascontiguousarray(np.concatenate([dft_matrix(self.n, self.k), self.weight], axis=1))
+
+    @cached_property
+    def norms(self) -> tuple[ndarray, ndarray]:
+        """Lower and upper bounds on ``‖w_i‖`` [n]."""
+        if self.k < 0:
+            return row_norms(self.matrix)
+        low, high = row_norms(self.weight)  # a row of the DFT has norm √((2k+1)/n) exactly
+        dft = self.dft_columns / self.n
+        return np.sqrt(low * low + dft) / (SLOP * SLOP), np.sqrt(high * high + dft) * SLOP * SLOP
+
+    @cached_property
+    def zero_rows(self) -> ndarray:
+        """The labels whose row of W is zero [q]: their logit is their bias, whatever the input."""
+        if self.k >= 0:
+            return np.empty(0, dtype=np.int64)
+        return np.flatnonzero(~np.any(self.weight, axis=1))
+
+    @cached_property
+    def trivial_radius(self) -> float:
+        """An upper bound on every radius: no ball in the box is wider than one label allows."""
+        low = self.norms[0]
+        rows = low > 0
+        if not rows.any():
+            return math.inf
+        extent = self.box * np.abs(self.weight).sum(axis=1)
+        if self.k >= 0:
+            extent = extent + self.box * self.dft_columns * math.sqrt(2.0 / self.n)
+        if self.bias is not None:
+            extent = extent + np.abs(self.bias)
+        return float(np.min(extent[rows] / low[rows])) * SLOP * (1.0 + gamma(self.d + 4))
+
+    def constant_answer(self, active: ndarray) -> ndarray:
+        """The labels with a zero row whose bias contradicts this set [q]: any one of them decides it."""
+        if self.zero_rows.size == 0:
+            return self.zero_rows
+        if self.bias is None:
+            return self.zero_rows
+        sign = np.where(np.isin(self.zero_rows, active), 1.0, -1.0)
+        return self.zero_rows[sign * self.bias[self.zero_rows] <= 0]
+
+
+class Sets:
+    """Label sets as CSR arrays; the sets in a problem are distinct, and ``inverse`` maps each input set to its own."""
+
+    def __init__(self, indices: ndarray, offsets: ndarray, num_labels: int):
+        self.indices = np.ascontiguousarray(indices, dtype=np.int64)
+        self.offsets = np.ascontiguousarray(offsets, dtype=np.int64)
+        self.num_labels = num_labels
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> ndarray:
+        return self.indices[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def sizes(self) -> ndarray:
+        """The number of active labels of each set [m]."""
+        return np.diff(self.offsets)
+
+    def select(self, which: ndarray) -> Sets:
+        """The sets of these numbers, in this order."""
+        parts = [self[int(i)] for i in which]
+        offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts], dtype=np.int64)])
+        return Sets(np.concatenate(parts) if parts else self.indices[:0], offsets, self.num_labels)
+
+    def distinct(self) -> tuple[Sets, ndarray]:
+        """Each different set once, in order of first appearance, and where each input set went [m]."""
+        seen: dict[bytes, int] = {}
+        inverse = np.empty(len(self), dtype=np.int64)
+        first = []
+        for i in range(len(self)):
+            key = self[i].tobytes()
+            if key not in seen:
+                seen[key] = len(first)
+                first.append(i)
+            inverse[i] = seen[key]
+        return self.select(np.array(first, dtype=np.int64)), inverse
+
+    def signs(self, which: Any, dtype: Any = np.float64) -> ndarray:
+        """±1 for these sets, [len(which), n]."""
+        out = np.full((len(which), self.num_labels), -1, dtype=dtype)
+        for row, i in enumerate(which):
+            out[row, self[int(i)]] = 1
+        return out

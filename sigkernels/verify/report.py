@@ -1,0 +1,354 @@
+"""The report of a verification: one line per label set, each with its proof."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from .certificate import Certificate, Verdict
+from .check import prove
+from .inputs import as_problem
+from .ledger import Ledger
+from .problem import Problem, Sets
+from .witness import notch_polynomial
+
+FORMAT = 1
+
+
+class StageReport(NamedTuple):
+    """What one stage of the pipeline did with the (distinct) sets that were still open."""
+
+    name: str
+    taken: int
+    decided: int
+    seconds: float
+
+
+class CheckResult:
+    """The outcome of :meth:`Report.check`: true when every line was proved again."""
+
+    def __init__(self, ok: ndarray, failures: list[tuple[int, str]]):
+        self.ok = ok  # [m] bool
+        self.failures = failures  # (line, reason)
+
+    def __bool__(self) -> bool:
+        return bool(self.ok.all())
+
+    def all(self) -> bool:
+        """Whether every line holds."""
+        return bool(self)
+
+    def __len__(self) -> int:
+        return len(self.ok)
+
+    def __iter__(self) -> Iterator[bool]:
+        return iter(self.ok.tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray:
+        return np.array(self.ok, dtype=dtype)
+
+    def __repr__(self) -> str:
+        if self:
+            return f"CheckResult(all {len(self)} lines proved)"
+        line, reason = self.failures[0]
+        return f"CheckResult({len(self.failures)} of {len(self)} lines rejected; line {line}: {reason})"
+
+
+class Report:
+    """Verdicts, radii and certificates, in the order of the label sets that were given.
+
+    Attributes:
+        verdicts: ``[m]`` object array of :class:`Verdict` (each equals its name as a string).
+        radius_lo, radius_hi: ``[m]`` float64, proved bounds on the radius of each set.
+        stages: one :class:`StageReport` per stage of the pipeline.
+        stage: ``[m]`` which stage gave the final proof.
+        notes: how the classifier was read, and what could not be done.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        sets: Sets,
+        verdicts: ndarray,
+        radius_lo: ndarray,
+        radius_hi: ndarray,
+        certificates: list[Certificate],
+        proof_of: ndarray,
+        stage: ndarray,
+        stages: list[StageReport],
+        notes: list[str],
+    ):
+        self.problem, self.sets = problem, sets
+        self.verdicts, self.radius_lo, self.radius_hi = verdicts, radius_lo, radius_hi
+        self._certificates, self._proof_of = certificates, proof_of
+        self.stage, self.stages, self.notes = stage, stages, notes
+
+    @classmethod
+    def from_ledger(
+        cls, problem: Problem, sets: Sets, inverse: ndarray, ledger: Ledger, stages: list[StageReport], notes: list[str]
+    ) -> Report:
+        """The report on ``sets``, whose distinct members a ledger has decided."""
+        m = len(ledger.sets)
+        verdicts = np.empty(m, dtype=object)
+        verdicts[:] = [ledger.verdict(i) for i in range(m)]
+        if any(v in (Verdict.UNDECIDED, Verdict.NOT_EPS) for v in verdicts):
+            notes = [*notes, _why_open(problem)]
+        return cls(
+            problem,
+            sets,
+            verdicts[inverse],
+            ledger.lo[inverse],
+            ledger.hi[inverse],
+            [ledger.certificate(i) for i in range(m)],
+            inverse,
+            ledger.stage[inverse],
+            stages,
+            notes,
+        )
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
+
+    def _line(self, i: int) -> int:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"line {i} is out of range for a report on {len(self)} label sets")
+        return int(self._proof_of[i % len(self) if i < 0 else i])
+
+    def certificate(self, i: int) -> Certificate:
+        """What proves line i."""
+        return self._certificates[self._line(i)]
+
+    def witness(self, i: int) -> ndarray | None:
+        """An input x ``[d]`` that predicts set i, or None when none is known.
+
+        For a set proved by ``roots`` these are the coefficients of a polynomial with the right signs, rounded to float64: the
+        proof is the certificate, and the rounding may have lost signs that are closer to zero than 1e-16.
+        """
+        certificate = self.certificate(i)
+        if self.verdicts[i] not in (Verdict.ARGMAXABLE, Verdict.THIN):
+            return None
+        if certificate.witness is None and certificate.roots is not None:
+            x = np.zeros(self.problem.d)
+            x[: self.problem.dft_columns] = notch_polynomial(self.sets[i], self.problem.n, self.problem.k)
+            return x * (self.problem.box / np.max(np.abs(x)))
+        return certificate.witness
+
+    def check(self, head_or_matrix: Any = None, bias: Any = None) -> CheckResult:
+        """Prove every line again from (W, y, certificate) alone, without any solver.
+
+        ``head_or_matrix``: check against this classifier instead of the one in the report.
+        """
+        problem = self.problem
+        if head_or_matrix is not None:
+            problem, _ = as_problem(head_or_matrix, bias, problem.tol, problem.box)
+            if (problem.n, problem.d) != (self.problem.n, self.problem.d):
+                raise ValueError(
+                    f"head_or_matrix is {problem.n} × {problem.d}, the report is about {self.problem.n} × {self.problem.d}"
+                )
+        ok = np.zeros(len(self), dtype=bool)
+        failures = []
+        seen: dict[tuple, str] = {}
+        for i in range(len(self)):
+            claim = (int(self._proof_of[i]), str(self.verdicts[i]), float(self.radius_lo[i]), float(self.radius_hi[i]))
+            key = (*claim, self.sets[i].tobytes())
+            if key not in seen:
+                seen[key] = _rejection(problem, self.sets[i], self._certificates[claim[0]], *claim[1:])
+            ok[i] = not seen[key]
+            if seen[key]:
+                failures.append((i, seen[key]))
+        return CheckResult(ok, failures)
+
+    # What people look at
+
+    def counts(self) -> dict[str, int]:
+        """How many sets got each verdict."""
+        return {v.value: int(sum(x == v for x in self.verdicts)) for v in Verdict}
+
+    def summary(self) -> str:
+        """A few lines of text: the verdicts, the radii, the stages, the notes."""
+        total = max(1, len(self))
+        lines = [f"{len(self)} label sets, {self.problem.n} labels, {self.problem.d} features (tol {self.problem.tol:g})"]
+        for name, count in self.counts().items():
+            if count:
+                lines.append(f"  {name:<13} {count:>8}  {100 * count / total:6.2f}%")
+        yes = np.array([v in (Verdict.ARGMAXABLE, Verdict.THIN) for v in self.verdicts], dtype=bool)
+        if yes.any():
+            low = self.radius_lo[yes]
+            lines.append(f"  radius of the argmaxable sets: at least {low.min():.3g} (median {np.median(low):.3g})")
+        for s in self.stages:
+            if s.taken:
+                lines.append(f"  {s.name:<13} decided {s.decided} of {s.taken} in {s.seconds:.3f} s")
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
+        return f"Report({len(self)} label sets: {parts or 'none'})"
+
+    def to_numpy(self) -> dict[str, ndarray]:
+        """One array per column: verdict, radius_lo, radius_hi, active (labels in the set), stage, proof."""
+        return {
+            "verdict": np.array([str(v) for v in self.verdicts], dtype="U12"),
+            "radius_lo": self.radius_lo.copy(),
+            "radius_hi": self.radius_hi.copy(),
+            "active": self.sets.sizes,
+            "stage": np.array([str(v) for v in self.stage], dtype="U16"),
+            "proof": np.array([self.certificate(i).kind for i in range(len(self))], dtype="U12"),
+        }
+
+    def to_dataframe(self) -> Any:
+        """The columns of :meth:`to_numpy` as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_dataframe needs pandas: pip install pandas, or use to_numpy()") from None
+        return pandas.DataFrame(self.to_numpy())
+
+    def plot(self, axes: Any = None) -> Any:
+        """A histogram of the radii and the verdicts by number of active labels; returns the matplotlib figure."""
+        from .plot import plot_report
+
+        return plot_report(self, axes)
+
+    # Files
+
+    def save(self, path: str | Path, matrix: bool = True) -> None:
+        """Write the report as ``.npz``; ``matrix=False`` leaves W out (``check`` then needs it as an argument)."""
+        certificates = self._certificates
+        columns = {
+            "witness": [c.witness for c in certificates],
+            "support": [c.support for c in certificates],
+            "multipliers": [c.multipliers for c in certificates],
+            "roots": [c.roots for c in certificates],
+        }
+        arrays: dict[str, ndarray] = {
+            "indices": self.sets.indices,
+            "offsets": self.sets.offsets,
+            "verdicts": np.array([str(v) for v in self.verdicts], dtype="U12"),
+            "radius_lo": self.radius_lo,
+            "radius_hi": self.radius_hi,
+            "proof_of": self._proof_of,
+            "stage": np.array([str(v) for v in self.stage], dtype="U16"),
+            "kinds": np.array([c.kind for c in certificates], dtype="U12"),
+        }
+        for name, column in columns.items():
+            arrays.update(_pack(name, column))
+        if matrix:
+            arrays["weight"] = self.problem.stored
+            if self.problem.bias is not None:
+                arrays["bias"] = self.problem.bias
+        p = self.problem
+        meta = {"format": FORMAT, "n": p.n, "slack": p.weight.shape[1], "k": p.k, "tol": p.tol, "box": p.box}
+        meta |= {"bias": p.bias is not None, "stages": [list(s) for s in self.stages], "notes": self.notes}
+        arrays["meta"] = np.array(json.dumps(meta))
+        with open(path, "wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: str | Path, head_or_matrix: Any = None, bias: Any = None) -> Report:
+        """Read a saved report; ``head_or_matrix`` is needed when it was saved without its matrix."""
+        with np.load(path, allow_pickle=False) as file:
+            data = {name: file[name] for name in file.files}
+        if "meta" not in data or "kinds" not in data:
+            raise ValueError(f"{path} is not a verification report")
+        meta = json.loads(str(data["meta"]))
+        if meta.get("format") != FORMAT:
+            raise ValueError(f"{path} has format {meta.get('format')}; this version reads format {FORMAT}")
+        if head_or_matrix is not None:
+            problem, _ = as_problem(head_or_matrix, bias, meta["tol"], meta["box"])
+        elif "weight" in data:
+            problem = Problem(data["weight"], data.get("bias"), meta["k"], meta["tol"], meta["box"])
+        else:
+            raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
+        if (problem.n, problem.weight.shape[1], problem.k) != (meta["n"], meta["slack"], meta["k"]):
+            raise ValueError(
+                f"head_or_matrix has {problem.n} labels, {problem.weight.shape[1]} learnable columns and k = {problem.k}; "
+                f"the report is about {meta['n']}, {meta['slack']} and k = {meta['k']}"
+            )
+        count = len(data["kinds"])
+        columns = {name: _unpack(name, data, count) for name in ("witness", "support", "multipliers", "roots")}
+        certificates = [
+            Certificate(
+                str(data["kinds"][i]),
+                columns["witness"][i],
+                columns["support"][i],
+                columns["multipliers"][i],
+                columns["roots"][i],
+            )
+            for i in range(count)
+        ]
+        verdicts = np.empty(len(data["verdicts"]), dtype=object)
+        verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
+        return cls(
+            problem,
+            Sets(data["indices"], data["offsets"], problem.n),
+            verdicts,
+            data["radius_lo"],
+            data["radius_hi"],
+            certificates,
+            data["proof_of"],
+            data["stage"].astype(object),
+            [StageReport(*s) for s in meta["stages"]],
+            meta["notes"],
+        )
+
+
+def _rejection(problem: Problem, active: ndarray, certificate: Certificate, verdict: str, lo: float, hi: float) -> str:
+    """Why this line is not proved; empty when it is."""
+    proof = prove(problem, active, certificate, target=max(lo, problem.tol) if verdict == "ARGMAXABLE" else lo)
+    if not proof.lo >= lo:
+        return f"radius_lo = {lo} is not proved (only {proof.lo}). {proof.reason}"
+    if not proof.hi <= hi:
+        return f"radius_hi = {hi} is not proved (only {proof.hi}). {proof.reason}"
+    proved = proof.verdict(problem.tol)
+    weaker = {"THIN": ("ARGMAXABLE",), "NOT_EPS": ("UNARGMAXABLE",), "UNDECIDED": tuple(Verdict)}
+    if str(proved) != verdict and proved not in weaker.get(verdict, ()):
+        return f"{verdict} is not proved: {proof.reason or f'the certificate proves {proved}'}"
+    return ""
+
+
+def _why_open(problem: Problem) -> str:
+    from .exact import MAX_WIDTH
+
+    if problem.k >= 0:
+        return "sets left open: the entries of a DFT are irrational, so there is no exact stage for it"
+    if problem.d > MAX_WIDTH:
+        return f"sets left open: the exact stage takes at most {MAX_WIDTH} features, and there are {problem.d}"
+    return "sets left open: no stage could prove an answer within its limits"
+
+
+def _pack(name: str, column: list[ndarray | None]) -> dict[str, ndarray]:
+    """A column of vectors (or None) as flat arrays; Fractions as text."""
+    lengths = np.array([-1 if v is None else len(v) for v in column], dtype=np.int64)
+    exact = np.array([v is not None and v.dtype == object for v in column], dtype=bool)
+    numbers = [v for v, e in zip(column, exact, strict=True) if v is not None and not e]
+    texts = [str(f) for v, e in zip(column, exact, strict=True) if v is not None and e for f in v]
+    flat = np.concatenate(numbers) if numbers else np.zeros(0)
+    return {
+        f"{name}_lengths": lengths,
+        f"{name}_exact": exact,
+        f"{name}_values": flat,
+        f"{name}_text": np.frombuffer("\n".join(texts).encode(), dtype=np.uint8),
+    }
+
+
+def _unpack(name: str, data: dict[str, ndarray], count: int) -> list[ndarray | None]:
+    lengths, exact, flat = data[f"{name}_lengths"], data[f"{name}_exact"], data[f"{name}_values"]
+    texts = iter(bytes(data[f"{name}_text"]).decode().split("\n"))
+    at = 0
+    out: list[ndarray | None] = []
+    for i in range(count):
+        length = int(lengths[i])
+        if length < 0:
+            out.append(None)
+        elif exact[i]:
+            out.append(np.array([Fraction(next(texts)) for _ in range(length)], dtype=object))
+        else:
+            out.append(flat[at : at + length].copy())
+            at += length
+    return out

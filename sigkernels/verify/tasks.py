@@ -1,0 +1,143 @@
+"""The stages that solve one set at a time (linear programs, exact alternatives), on any executor, and the progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, as_completed
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from .certificate import Certificate
+from .exact import MAX_WIDTH, gordan_alternative
+from .ledger import Ledger
+from .lp import chebyshev
+
+
+class Progress:
+    """Counts decided sets: a tqdm bar, a function of the caller's, or nothing."""
+
+    def __init__(self, progress: bool | Callable[[int, int], None] | None, total: int):
+        if not (progress is None or isinstance(progress, bool) or callable(progress)):
+            raise TypeError(f"progress must be True, False, None or a function of (done, total), got {progress!r}")
+        self.total, self.done = total, 0
+        self.callback = progress if callable(progress) else None
+        self.bar: Any = None
+        if self.callback is None and progress is not False:
+            from tqdm import tqdm
+
+            # None: only on a terminal, and only once it has taken two seconds.
+            disable, delay = (None, 2.0) if progress is None else (False, 0.0)
+            self.bar = tqdm(total=total, desc="verify", unit="set", disable=disable, delay=delay, leave=False)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.callback is not None and self.done < self.total:
+            self.callback(self.total, self.total)
+        if self.bar is not None:
+            self.bar.close()
+
+    def add(self, count: int) -> None:
+        """Count sets that were decided just now (a set that is decided twice counts once in the total)."""
+        count = min(count, self.total - self.done)
+        if count <= 0:
+            return
+        self.done += count
+        if self.callback is not None:
+            self.callback(self.done, self.total)
+        if self.bar is not None:
+            self.bar.update(count)
+
+
+def _spread(executor: Executor | None, function: Callable[..., Any], shared: tuple, items: list) -> Iterator[Any]:
+    """``function(*shared, part)`` for parts of the items, results as they come; in this thread without an executor."""
+    if executor is None:
+        for item in items:
+            yield from function(*shared, [item])
+        return
+    workers = getattr(executor, "_max_workers", None) or 8
+    size = max(1, -(-len(items) // (4 * workers)))
+    futures = [executor.submit(function, *shared, items[at : at + size]) for at in range(0, len(items), size)]
+    for future in as_completed(futures):
+        yield from future.result()
+
+
+def _solve_programs(
+    rows: ndarray, offset: ndarray | None, box: float, items: list[tuple[int, ndarray, ndarray | None]]
+) -> list[tuple[int, Any]]:
+    return [(i, chebyshev(rows, offset, active, box, start)) for i, active, start in items]
+
+
+def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None, tighten: bool = False) -> None:
+    """Offer the point and the multipliers of the Chebyshev program of each set."""
+    if not len(which):
+        return
+    problem = ledger.problem
+    norms = problem.norms[1]
+    keep = np.flatnonzero(norms > 0)
+    rows = problem.matrix[keep] / norms[keep, None]
+    offset = None if problem.bias is None else problem.bias[keep] / norms[keep]
+    items = []
+    for i in which.tolist():
+        active = np.flatnonzero(np.isin(keep, ledger.sets[i]))
+        lower = ledger.lower[i]
+        start = lower.witness if lower is not None and lower.witness is not None else None
+        items.append((i, active, start.astype(np.float64) if start is not None else None))
+    for i, answer in _spread(executor, _solve_programs, (rows, offset, problem.box), items):
+        if answer is None:
+            continue
+        x, support, multipliers = answer
+        ledger.offer(i, Certificate("witness", witness=x))
+        if not ledger.yes[i] or tighten:
+            raw = multipliers / norms[keep[support]]
+            kind = "dual" if ledger.yes[i] or ledger.no[i] else "gordan"
+            ledger.offer(i, Certificate(kind, support=keep[support], multipliers=raw))
+
+
+def _solve_exactly(
+    matrix: ndarray, bias: ndarray | None, items: list[tuple[int, ndarray, ndarray | None]]
+) -> list[tuple[int, Any]]:
+    out = []
+    for i, active, x in items:
+        y = np.full(matrix.shape[0], -1.0)
+        y[active] = 1.0
+        rows, margins = matrix, None if x is None else y * (matrix @ x)
+        if bias is not None:
+            rows = np.concatenate([np.column_stack([matrix, bias]), np.eye(1, matrix.shape[1] + 1, matrix.shape[1])])
+            y = np.append(y, 1.0)
+            margins = None if margins is None else np.append(margins + y[:-1] * bias, 0.0)
+        out.append((i, gordan_alternative(y[:, None] * rows, margins)))
+    return out
+
+
+def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
+    """Offer exact points and multipliers, where the matrix is narrow enough for rational arithmetic."""
+    problem = ledger.problem
+    which = which[~ledger.yes[which]]
+    if problem.d + (problem.bias is not None) > MAX_WIDTH or not len(which):
+        return
+    items = []
+    for i in which.tolist():
+        lower = ledger.lower[i]
+        items.append((i, ledger.sets[i], lower.witness if lower is not None else None))
+    for i, answer in _spread(executor, _solve_exactly, (problem.matrix, problem.bias), items):
+        if answer is None:
+            continue
+        if answer.multipliers is not None:
+            kept = answer.support < problem.n
+            multipliers = np.array([m for m, k in zip(answer.multipliers, kept, strict=True) if k], dtype=object)
+            ledger.offer(i, Certificate("gordan", support=answer.support[kept], multipliers=multipliers))
+            continue
+        point = answer.point
+        if problem.bias is not None:
+            point = [v / point[-1] for v in point[:-1]]
+        else:
+            largest = max(map(abs, point))
+            point = [v * Fraction(problem.box) / largest for v in point]
+        rounded = np.array([float(v) for v in point])
+        if not ledger.offer(i, Certificate("witness", witness=rounded)):
+            ledger.offer(i, Certificate("witness", witness=np.array(point, dtype=object)))
