@@ -25,7 +25,7 @@ from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
 
 
 def entropy_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
-    """The loss of each row of ``z [B, n]``, which is used up; with ``row_scale [B]`` it becomes the gradient times that."""
+    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
     wide = sum_dtype(z.device)
     positives = z[at.rows, at.labels].to(wide)
     z[at.rows, at.labels] = -torch.inf
