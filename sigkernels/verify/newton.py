@@ -19,7 +19,8 @@ from .arrays import Array, concat, matvec, mT, smallest, solve, to_numpy
 from .cone import Cone, Found
 from .problem import Sets
 
-MAX_STEPS = 60
+MAX_STEPS = 200  # of one run; most take 10 to 30
+MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in closed form
 MAX_ROUNDS = 8
 WIDE = 100  # from this width on, sets are solved one at a time
 LANES = (8, 64)  # sets that are solved together, at least and at most
@@ -92,7 +93,7 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
     return Hinge(*(xp.take(v, order, axis=0) for v in parts[1:]))
 
 
-def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 0.9) -> Hinge:
+def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 0.9, steps: int = MAX_STEPS) -> Hinge:
     """The same for one set with rows ``y_i·rows_i`` [m, d]: for wide matrices, where the Hessian is what costs.
 
     It is built from the violated rows only, and changed by the rows that come and go where those are few.
@@ -100,7 +101,7 @@ def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 
     eye = xp.eye(rows.shape[1], dtype=x.dtype)
     h, before = None, None
     s = 1.0 - y * xp.matmul(rows, x)
-    for _ in range(MAX_STEPS):
+    for _ in range(steps):
         violated = s > 0
         at = xp.nonzero(violated)[0]
         hinge = xp.where(violated, s, xp.zeros_like(s))
@@ -190,7 +191,7 @@ def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Fo
         actives = cone.actives(sets, np.array([i]))
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
-        hinge = hinge_newton_wide(xp, cone.rows, y[0, :], x[0, :], enough=1.0)
+        hinge = hinge_newton_wide(xp, cone.rows, y[0, :], x[0, :], enough=1.0, steps=MAX_STEPS_DFT)
         yes = to_numpy(hinge.feasible)
         yield _collect(cone, np.array([i]), xp.arange(cone.size)[None, :], hinge, yes, ~yes)
 
