@@ -4,27 +4,45 @@ Three nouns: a **head** (``DFTHead``, ``LinearHead``) owns a classifier matrix, 
 label sets, a **loss** (``BCE``, …) says what is measured.
 """
 
-from . import functional
+from . import datasets, functional, metrics
 from .backends import available_backends, backend, backend_status
 from .dft import dft_matrix
+from .estimator import MultiLabelClassifier
 from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
-from .losses import BCE, Loss
+from .losses import BCE, LMLNLL, Asymmetric, Focal, Loss, SigmoidF1, TruncatedTopKEntropy, UnboundedF1
+from .ops import LML
+from .suggest import suggest
 from .swap import swap_output_layer
+from .verify import Report, Verdict, verify
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BCE",
+    "LML",
+    "LMLNLL",
+    "Asymmetric",
     "DFTHead",
+    "Focal",
     "Head",
     "LabelSets",
     "LinearHead",
     "Loss",
+    "MultiLabelClassifier",
+    "Report",
+    "SigmoidF1",
+    "TruncatedTopKEntropy",
+    "UnboundedF1",
+    "Verdict",
     "available_backends",
     "backend",
     "backend_status",
+    "datasets",
     "dft_matrix",
     "functional",
+    "metrics",
+    "suggest",
     "swap_output_layer",
+    "verify",
 ]

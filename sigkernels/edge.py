@@ -61,7 +61,7 @@ def dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) -> tuple
         raise ValueError(
             f"slack_weight must have shape [num_labels, s] = [{num_labels}, s], got {tuple(slack_weight.shape)}"
         )
-    return _flat(x, Layer(slack_weight, None, num_labels, k), "slack_weight")
+    return flat(x, Layer(slack_weight, None, num_labels, k), "slack_weight")
 
 
 def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Layer]:
@@ -74,7 +74,7 @@ def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
             raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}")
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias must have shape [{weight.shape[0]}], got {tuple(bias.shape)}")
-    return _flat(x, Layer(weight, bias, weight.shape[0], -1), "weight")
+    return flat(x, Layer(weight, bias, weight.shape[0], -1), "weight")
 
 
 def _check_matrix(name: str, weight: Any) -> None:
@@ -84,7 +84,8 @@ def _check_matrix(name: str, weight: Any) -> None:
         raise ValueError(f"{name} must be two-dimensional, got shape {tuple(weight.shape)}")
 
 
-def _flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
+def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
+    """Checks x against a layer; returns x as ``[B, D]`` and the layer, both in the dtype that autocast asks for."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     width = layer.in_columns
@@ -104,8 +105,8 @@ def _flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
         have = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
         raise TypeError(f"all inputs must have one dtype, got {have}; convert with .to(dtype) or use torch.autocast")
-    flat = tensors["x"].reshape(-1, width) if width else tensors["x"].reshape(x.shape[:-1].numel(), 0)
-    return flat, layer._replace(weight=tensors[weight_name], bias=tensors.get("bias"))
+    rows = tensors["x"].unsqueeze(0).flatten(0, -2)  # keeps the batch size symbolic under torch.export
+    return rows, layer._replace(weight=tensors[weight_name], bias=tensors.get("bias"))
 
 
 def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:

@@ -11,8 +11,18 @@ from torch import Tensor
 
 from . import edge, ops
 from .losses import BCE, Loss
+from .ops import lml, lml_nll, truncated_topk_entropy
 
-__all__ = ["dft_logits", "dft_loss", "dft_topk", "linear_loss", "linear_topk"]
+__all__ = [
+    "dft_logits",
+    "dft_loss",
+    "dft_topk",
+    "linear_loss",
+    "linear_topk",
+    "lml",
+    "lml_nll",
+    "truncated_topk_entropy",
+]
 
 
 def dft_logits(
@@ -101,7 +111,9 @@ def _loss(
     edge.check_loss(loss, layer.num_labels, x.device)
     edge.check_grad_into(grad_into, layer.weight)
     y = edge.targets_for(targets, x.shape[:-1], layer.num_labels, x.device)
-    value = ops.fused_loss(flat, layer, y, loss, reduction, grad_into)
+    if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:  # sets keep global labels, arrays do not
+        y = y[:, layer.label_start : layer.label_start + layer.num_rows]
+    value = ops.layer_loss(flat, layer, y, loss, reduction, grad_into)
     return value.reshape(x.shape[:-1]) if reduction == "none" else value
 
 

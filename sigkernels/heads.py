@@ -14,7 +14,10 @@ from . import edge, functional, ops
 from .dft import check_dft, dft_matrix, prior_coefficient
 from .labels import LabelSets
 from .layer import Layer
-from .losses import BCE, Loss
+from .losses import BCE, ConfusionLoss, Loss, RowLoss
+from .sharding import LabelShard
+
+_DRAW_ROWS = 65536  # labels whose slack is drawn at a time
 
 
 class Head(nn.Module):
@@ -22,6 +25,7 @@ class Head(nn.Module):
 
     in_features: int
     num_labels: int
+    shard: LabelShard | None = None  # this rank's labels, where they are spread over processes
 
     def features(self, h: Tensor) -> Tensor:
         """The input of the classifier matrix, ``[..., D]``."""
@@ -46,7 +50,10 @@ class Head(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Logits, ``[..., n]``. ``loss``, ``topk`` and ``predict`` do without this array."""
         x, flat, layer = self._flat(h)
-        return ops.logits(flat, layer).reshape(*x.shape[:-1], self.num_labels)
+        z = ops.logits(flat, layer)
+        if self.shard is not None:
+            z = self.shard.gather(z, 1)
+        return z.reshape(*x.shape[:-1], self.num_labels)
 
     def loss(
         self,
@@ -68,13 +75,27 @@ class Head(nn.Module):
                 ``optimizer.zero_grad(set_to_none=False)``, and only for losses that are sent backward.
         """
         x, flat, layer = self._flat(h)
+        if self.shard is not None and isinstance(loss, (ConfusionLoss, RowLoss)):
+            raise ValueError(
+                f"{type(loss).__name__} needs all labels of a row or a batch at once, and this head keeps its labels on "
+                f"{self.shard.world} ranks; use a loss over single labels such as BCE(), or take the logits head(h)"
+            )
         into = self._grad_buffer(layer) if accumulate_grad and torch.is_grad_enabled() else None
-        return functional._loss(x, flat, layer, targets, loss, reduction, into)
+        value = functional._loss(x, flat, layer, targets, loss, reduction, into)
+        return value if self.shard is None else self.shard.sum(value)
 
     def topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label."""
+        """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label.
+
+        Gradients reach the values, as through ``torch.topk``; where labels are spread over processes they do not.
+        """
         x, flat, layer = self._flat(h)
-        return functional._topk(x, flat, layer, m)
+        if self.shard is None:
+            return functional._topk(x, flat, layer, m)
+        m = edge.check_m(m, self.num_labels)
+        with torch.no_grad():
+            values, labels = self.shard.merge_topk(*ops.topk(flat, layer, min(m, layer.num_rows)), m)
+        return values.reshape(*x.shape[:-1], m), labels.reshape(*x.shape[:-1], m)
 
     @torch.no_grad()
     def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
@@ -86,7 +107,8 @@ class Head(nn.Module):
             bound = math.inf if threshold else -math.inf
         else:
             bound = math.log(threshold) - math.log1p(-threshold)
-        return ops.predict(flat, layer, bound)
+        sets = ops.predict(flat, layer, bound)
+        return sets if self.shard is None else self.shard.merge_sets(sets)
 
     def _grad_buffer(self, layer: Layer) -> Tensor:
         weight = self._label_weight()
@@ -114,6 +136,9 @@ class DFTHead(Head):
         k: the most labels that are ever active together; ``2k+1 ≤ n``.
         slack: learnable columns beside the DFT.
         init_prior: start with every label at probability ``k/n`` (see ``init_prior()``).
+        process_group: keep only a range of the labels on each rank of this ``torch.distributed`` group. All ranks
+            call every verb with the same batch and get the same results; ``slack_weight`` holds the own labels.
+            ``state_dict`` and ``weight_matrix`` gather the whole layer, and a state dict loads on any number of ranks.
     """
 
     def __init__(
@@ -124,6 +149,7 @@ class DFTHead(Head):
         slack: int = 0,
         *,
         init_prior: bool = True,
+        process_group: Any = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -140,16 +166,33 @@ class DFTHead(Head):
                 stacklevel=2,
             )
         self.proj = nn.Linear(in_features, width, device=device, dtype=dtype)
-        self.slack_weight = nn.Parameter(torch.empty(num_labels, slack, device=device, dtype=dtype))
+        self.shard = None if process_group is None else LabelShard(num_labels, process_group)
+        rows = num_labels if self.shard is None else self.shard.stop - self.shard.start
+        self.slack_weight = nn.Parameter(torch.empty(rows, slack, device=device, dtype=dtype))
         self.reset_parameters()
         if init_prior:
             self.init_prior()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws the projection and the slack as ``nn.Linear`` does."""
+        """Draws the projection and the slack as ``nn.Linear`` does; with one seed, the same on any number of ranks."""
         self.proj.reset_parameters()
-        if self.slack:
-            nn.init.kaiming_uniform_(self.slack_weight, a=math.sqrt(5))
+        bound = 1 / math.sqrt(max(self.slack, 1))
+        if self.shard is None:
+            self.slack_weight.uniform_(-bound, bound)
+            return
+        for tensor in self.proj.parameters():
+            self.shard.broadcast(tensor)
+        # Draw everybody's labels and keep the own.
+        for count, keep in (
+            (self.shard.start, False),
+            (len(self.slack_weight), True),
+            (self.num_labels - self.shard.stop, False),
+        ):
+            for at in range(0, count, _DRAW_ROWS):
+                rows = self.slack_weight[at : at + _DRAW_ROWS]
+                target = rows if keep else rows.new_empty(min(_DRAW_ROWS, count - at), self.slack)
+                target.uniform_(-bound, bound)
 
     @torch.no_grad()
     def init_prior(self) -> None:
@@ -189,7 +232,10 @@ class DFTHead(Head):
 
     def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
         x = self.features(h)
-        return x, *edge.dft_layer(x, self.slack_weight, self.num_labels, self.k)
+        if self.shard is not None:
+            x = self.shard.share(x)
+        start = 0 if self.shard is None else self.shard.start
+        return x, *edge.flat(x, Layer(self.slack_weight, None, self.num_labels, self.k, start), "slack_weight")
 
     def _label_weight(self) -> Tensor:
         return self.slack_weight
@@ -197,7 +243,23 @@ class DFTHead(Head):
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W = [W_dft | S]``, ``[n, 2k+1+slack]``; the DFT part is made in float64 and rounded once."""
         dft = dft_matrix(self.num_labels, self.k, dtype=dtype, device=self.slack_weight.device)
-        return torch.cat([dft, self.slack_weight.detach().to(dtype)], dim=1)
+        return torch.cat([dft, self._whole_slack().to(dtype)], dim=1)
+
+    def _whole_slack(self) -> Tensor:
+        slack = self.slack_weight.detach()
+        return slack if self.shard is None else self.shard.gather(slack, 0)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.shard is not None:
+            destination[prefix + "slack_weight"] = self._whole_slack()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        key = prefix + "slack_weight"
+        if self.shard is not None and key in state_dict:
+            # A new dict: the caller's still belongs to the caller.
+            state_dict = {**state_dict, key: state_dict[key][self.shard.start : self.shard.stop]}
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, num_labels={self.num_labels}, k={self.k}, slack={self.slack}"

@@ -235,6 +235,8 @@ class LabelSets:
             start, stop, _ = key.indices(len(self))
             ends = self.offsets[start : max(start, stop) + 1]
             return LabelSets._trusted(self.indices[ends[0] : ends[-1]], ends - ends[0], self.num_labels)
+        if isinstance(key, slice):  # torch has no negative steps
+            key = torch.tensor(range(*key.indices(len(self))), dtype=torch.int64, device=self.device)
         chosen = torch.arange(len(self), device=self.device)[key]
         if chosen.ndim != 1:
             raise IndexError(f"label sets are indexed by one dimension, got an index of shape {tuple(chosen.shape)}")

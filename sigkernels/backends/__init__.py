@@ -20,8 +20,8 @@ from .interface import Backend, LossResult
 
 __all__ = ["Backend", "LossResult", "available_backends", "backend", "backend_status", "by_name", "select"]
 
-_MODULES = {"torch": ".torch_tiled"}
-_AUTO: dict[str, tuple[str, ...]] = {}  # device type → kernels in order of preference
+_MODULES = {"cpu": ".cpu", "cuda": ".cuda", "triton": ".triton", "torch": ".torch_tiled"}
+_AUTO = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}  # device type → kernels in order of preference
 _forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("sigkernels_backend", default=None)
 
 

@@ -43,7 +43,7 @@ def loss_rows(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: Loss) 
     """The loss of each row, summed over its labels, ``[B]``; differentiable in x, weight and bias."""
     z = logits(x, layer)
     start = layer.label_start
-    return loss.on(z, start, start + layer.num_rows).value(z, dense_targets(targets, layer, z.dtype)).sum(1)
+    return loss.at_labels(z, start, start + layer.num_rows).value(z, dense_targets(targets, layer, z.dtype)).sum(1)
 
 
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:

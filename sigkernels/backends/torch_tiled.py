@@ -6,8 +6,9 @@ DFT part), so no ``[B, n]`` array exists: a few ``[B, chunk]`` buffers do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from ..losses import Loss
 from ..plan import DFTPlan, plan
 from .interface import LossResult, accumulate_dtype, gradient_dtype, sum_dtype
 
+F = TypeVar("F", bound=Callable[..., Any])
 _CHUNK_ELEMENTS = 2**19  # B · chunk: the working buffers stay near the cache
 _MIN_CHUNK, _MAX_CHUNK = 256, 8192
 
@@ -32,6 +34,17 @@ def devices() -> tuple[str, ...] | None:
 
 def supports(loss: Loss) -> str | None:
     return None
+
+
+def _as_they_are(operation: F) -> F:
+    """Keeps autocast out: inputs come in their final dtype, and sums stay wide."""
+
+    @functools.wraps(operation)
+    def run(x: Tensor, *args: Any) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            return operation(x, *args)
+
+    return cast(F, run)
 
 
 class _Chunk(NamedTuple):
@@ -81,6 +94,7 @@ class _Pass:
             yield _Chunk(start, stop, weight, z)
 
 
+@_as_they_are
 def logits(x: Tensor, layer: Layer) -> Tensor:
     z = x.new_empty(x.shape[0], layer.num_rows)
     for chunk in _Pass(x, layer):
@@ -88,6 +102,7 @@ def logits(x: Tensor, layer: Layer) -> Tensor:
     return z
 
 
+@_as_they_are
 def logits_adjoint(g: Tensor, layer: Layer) -> Tensor:
     """``g W``: the gradient of x for a gradient ``g [B, m]`` of the logits, ``[B, D]``."""
     x = g.new_zeros(g.shape[0], layer.in_columns)
@@ -99,6 +114,7 @@ def logits_adjoint(g: Tensor, layer: Layer) -> Tensor:
     return grad.to(g.dtype)
 
 
+@_as_they_are
 def fused_loss(
     x: Tensor,
     layer: Layer,
@@ -119,7 +135,7 @@ def fused_loss(
     scale = row_scale.to(walk.x.dtype)[:, None] if isinstance(row_scale, Tensor) else row_scale
     chunk_targets = _ChunkTargets(targets, layer, walk)
     for index, (start, stop, weight, z) in enumerate(walk):
-        here = loss.on(z, layer.label_start + start, layer.label_start + stop)
+        here = loss.at_labels(z, layer.label_start + start, layer.label_start + stop)
         f, g = here.value_and_grad(z, chunk_targets(start, stop))
         rows += f.sum(1, dtype=rows.dtype)
         if not any(needs):
@@ -139,6 +155,7 @@ def fused_loss(
     )
 
 
+@_as_they_are
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     best_values, best_labels = x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0, dtype=torch.int64)
     for start, stop, _, z in _Pass(x, layer):
@@ -151,6 +168,7 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     return best_values, best_labels
 
 
+@_as_they_are
 def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     rows, labels = [], []
     for start, _, _, z in _Pass(x, layer):

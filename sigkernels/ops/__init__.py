@@ -1,8 +1,21 @@
 """Operations, one file each: the autograd Function, its torch.library registration, and the dispatch."""
 
 from .fused_loss import fused_loss
+from .layer_loss import layer_loss
+from .lml import LML, lml, lml_nll
 from .logits import logits
 from .predict import predict
 from .topk import topk
+from .truncated_topk_entropy import truncated_topk_entropy
 
-__all__ = ["fused_loss", "logits", "predict", "topk"]
+__all__ = [
+    "LML",
+    "fused_loss",
+    "layer_loss",
+    "lml",
+    "lml_nll",
+    "logits",
+    "predict",
+    "topk",
+    "truncated_topk_entropy",
+]

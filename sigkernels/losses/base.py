@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 L = TypeVar("L", bound="Loss")
@@ -58,7 +57,7 @@ class Loss:
 
     # -- the same loss elsewhere -----------------------------------------------------------------------------
 
-    def on(self: L, like: Tensor, start: int = 0, stop: int | None = None) -> L:
+    def at_labels(self: L, like: Tensor, start: int = 0, stop: int | None = None) -> L:
         """The same loss for the labels ``start … stop-1``, its tensors with the dtype and device of ``like``."""
         tensors = {name: getattr(self, name) for name in self.tensor_fields}
         moved = {
@@ -105,53 +104,3 @@ class Loss:
 
 def _number(value: float | bool | None) -> float:
     return float("nan") if value is None else float(value)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BCE(Loss):
-    """Binary cross-entropy on logits, ``w·(pw·y·softplus(-z) + (1-y)·softplus(z))``, as torch has it.
-
-    Args:
-        weight: ``[n]``, a factor for each label.
-        pos_weight: ``[n]``, a factor for the positive part of each label.
-        label_smoothing: ``a`` in [0, 1] replaces ``y`` by ``y(1-a) + a/2``.
-    """
-
-    weight: Tensor | None = None
-    pos_weight: Tensor | None = None
-    label_smoothing: float = 0.0
-
-    number_fields: ClassVar[tuple[str, ...]] = ("label_smoothing",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.label_smoothing <= 1.0:
-            raise ValueError(f"label_smoothing must lie in [0, 1], got {self.label_smoothing}")
-
-    def _smooth(self, y: Tensor) -> Tensor:
-        a = self.label_smoothing
-        return y * (1 - a) + a / 2 if a else y
-
-    def value(self, z: Tensor, y: Tensor) -> Tensor:
-        y = self._smooth(y)
-        positive = -y * F.logsigmoid(z)
-        if self.pos_weight is not None:
-            positive = positive * self.pos_weight
-        f = positive - (1 - y) * F.logsigmoid(-z)
-        return f if self.weight is None else f * self.weight
-
-    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        y = self._smooth(y)
-        p = torch.sigmoid(z)
-        if self.pos_weight is None:
-            # max(z, 0) - y z + log1p(exp(-|z|)), ∂f/∂z = σ(z) - y
-            f = torch.exp(-z.abs()).log1p_().add_(z.clamp(min=0)).sub_(y * z)
-            g = p.sub_(y)
-        else:
-            tail = torch.exp(-z.abs()).log1p_()
-            up, down = y * self.pos_weight, 1 - y
-            f = up * (tail + (-z).clamp_(min=0)) + down * (tail + z.clamp(min=0))
-            g = down * p - up * torch.sigmoid(-z)
-        if self.weight is not None:
-            f, g = f * self.weight, g * self.weight
-        return f, g

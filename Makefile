@@ -1,0 +1,63 @@
+# make demo   install everything into .venv and run the demo on real data; writes demo/report.html
+# make test   install everything into .venv and run the tests
+# make lint   ruff (lint and format) and mypy
+# make bench  every benchmark against its peers; writes bench/out/report.html
+# make build  sdist and wheel into dist/
+# make clean  remove what the above made (the .venv too)
+#
+# A second run reuses .venv; a changed source of csrc recompiles, a changed pyproject.toml installs again.
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+SOURCES := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.h*' -o -name '*.cu*' \) 2>/dev/null)
+
+.PHONY: demo test lint bench build clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/run $(VENV)/ext
+	$(BIN)/python -m sigkernels demo $(ARGS)
+
+test: $(VENV)/dev $(VENV)/ext
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/dev $(VENV)/ext
+	$(BIN)/python -m sigkernels bench --html $(ARGS)
+
+build: $(VENV)/dev
+	$(BIN)/python -m build --outdir dist
+
+clean:
+	rm -rf $(VENV) build dist demo bench/out *.egg-info sigkernels/_C.*.so sigkernels/_cuda.*.so
+
+# --- set-up: each file below .venv marks a finished step ---------------------------------------------
+
+# torch by itself and first: it is most of the download.
+$(VENV)/torch: constraints.txt
+	@echo "Setting up $(VENV): torch takes a few minutes the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "Cannot make a virtual environment with $(PYTHON): apt-get install python3-venv, or set PYTHON=" >&2; exit 1; }
+	$(PIP) torch==2.13.0
+	@touch $@
+
+# The package itself, editable and without its extension, which is a step of its own so that a changed
+# source compiles only that.
+$(VENV)/run: $(VENV)/torch pyproject.toml
+	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[plot]' 'setuptools>=77' 'pybind11>=2.12'
+	@touch $@
+
+$(VENV)/dev: $(VENV)/run
+	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/ext: setup.py $(SOURCES) | $(VENV)/run
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@

@@ -1,0 +1,150 @@
+// sigkernels._C: raw pointers in, nothing out.  The Python side owns all memory and has checked all arguments.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "cpu/driver.h"
+
+#ifndef SK_COMPILE_FLAGS
+#define SK_COMPILE_FLAGS ""
+#endif
+
+namespace py = pybind11;
+
+namespace {
+
+struct Call {
+    sk::Job job;
+    sk::Outputs outputs;
+    int64_t chunk = 256;
+};
+
+// A pointer member as an integer property (tensor.data_ptr()).
+template <class T>
+void pointer(py::class_<Call>& cls, const char* name, T* sk::Job::*member) {
+    cls.def_property(
+        name, [member](const Call& c) { return reinterpret_cast<uintptr_t>(c.job.*member); },
+        [member](Call& c, uintptr_t p) { c.job.*member = reinterpret_cast<T*>(p); });
+}
+
+template <class T>
+void value(py::class_<Call>& cls, const char* name, T sk::Job::*member) {
+    cls.def_property(
+        name, [member](const Call& c) { return c.job.*member; }, [member](Call& c, T v) { c.job.*member = v; });
+}
+
+template <class T>
+void loss_value(py::class_<Call>& cls, const char* name, T sk::LossParams::*member) {
+    cls.def_property(
+        name, [member](const Call& c) { return c.job.loss.*member; },
+        [member](Call& c, T v) { c.job.loss.*member = v; });
+}
+
+void dtype(py::class_<Call>& cls, const char* name, sk::Dtype sk::Job::*member) {
+    cls.def_property(
+        name, [member](const Call& c) { return static_cast<int>(c.job.*member); },
+        [member](Call& c, int v) { c.job.*member = static_cast<sk::Dtype>(v); });
+}
+
+py::dict build_info() {
+    py::dict info;
+    info["compiler"] =
+#if defined(__clang__)
+        "clang " __clang_version__;
+#else
+        "gcc " __VERSION__;
+#endif
+    info["flags"] = SK_COMPILE_FLAGS;
+    py::list compiled, usable;
+    for (const sk::Isa& isa : sk::isas()) {
+        compiled.append(isa.kernels->name);
+        if (isa.usable) usable.append(isa.kernels->name);
+    }
+    info["isas_compiled"] = compiled;
+    info["isas_usable"] = usable;
+#if defined(_OPENMP)
+    info["has_openmp"] = true;
+#else
+    info["has_openmp"] = false;
+#endif
+    info["has_cuda"] = false;
+    return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+    m.doc() = "Compiled core of sigkernels. Use it through sigkernels.functional.";
+
+    py::class_<Call> call(m, "Call", "One call of the tile loop: sizes, strides and pointers (csrc/cpu/job.h).");
+    call.def(py::init<>());
+    call.def_readwrite("chunk", &Call::chunk);
+    call.def_property(
+        "consumer", [](const Call& c) { return static_cast<int>(c.job.consumer); },
+        [](Call& c, int v) { c.job.consumer = static_cast<sk::Consumer>(v); });
+    call.def_property(
+        "top_values", [](const Call& c) { return reinterpret_cast<uintptr_t>(c.outputs.top_values); },
+        [](Call& c, uintptr_t p) { c.outputs.top_values = reinterpret_cast<void*>(p); });
+    call.def_property(
+        "top_labels", [](const Call& c) { return reinterpret_cast<uintptr_t>(c.outputs.top_labels); },
+        [](Call& c, uintptr_t p) { c.outputs.top_labels = reinterpret_cast<int64_t*>(p); });
+    dtype(call, "dtype", &sk::Job::dtype);
+    dtype(call, "dense_dtype", &sk::Job::dense_dtype);
+    dtype(call, "grad_weight_dtype", &sk::Job::grad_weight_dtype);
+#define SK_VALUE(name) value(call, #name, &sk::Job::name)
+#define SK_POINTER(name) pointer(call, #name, &sk::Job::name)
+#define SK_LOSS(name) loss_value(call, #name, &sk::LossParams::name)
+    SK_VALUE(threads), SK_VALUE(tile), SK_VALUE(rows), SK_VALUE(labels), SK_VALUE(slack), SK_VALUE(label_start);
+    SK_VALUE(k), SK_VALUE(rank), SK_VALUE(even_rank), SK_VALUE(x_stride), SK_VALUE(weight_stride);
+    SK_VALUE(dense_stride), SK_VALUE(dense_step), SK_VALUE(needs_x), SK_VALUE(needs_weight), SK_VALUE(needs_bias);
+    SK_VALUE(accumulate), SK_VALUE(grad_weight_stride), SK_VALUE(out_stride), SK_VALUE(keep), SK_VALUE(threshold);
+    SK_POINTER(x), SK_POINTER(weight), SK_POINTER(bias), SK_POINTER(u), SK_POINTER(v_even), SK_POINTER(v_odd);
+    SK_POINTER(cos), SK_POINTER(sin), SK_POINTER(label_weight), SK_POINTER(pos_weight), SK_POINTER(row_scale);
+    SK_POINTER(indices), SK_POINTER(offsets), SK_POINTER(dense), SK_POINTER(row_loss), SK_POINTER(grad_x);
+    SK_POINTER(grad_weight), SK_POINTER(grad_bias), SK_POINTER(out);
+    SK_LOSS(label_smoothing), SK_LOSS(gamma_pos), SK_LOSS(gamma_neg), SK_LOSS(alpha_pos), SK_LOSS(alpha_neg);
+    SK_LOSS(clip), SK_LOSS(eps), SK_LOSS(detach_focus);
+#undef SK_VALUE
+#undef SK_POINTER
+#undef SK_LOSS
+    call.def_property(
+        "loss_kind", [](const Call& c) { return static_cast<int>(c.job.loss.kind); },
+        [](Call& c, int v) { c.job.loss.kind = static_cast<sk::LossKind>(v); });
+
+    py::class_<sk::Found>(m, "Found", "The labels that predict found.")
+        .def_readonly("total", &sk::Found::total)
+        .def("write", [](const sk::Found& found, int64_t rows, uintptr_t offsets, uintptr_t indices) {
+            py::gil_scoped_release release;
+            found.write(rows, reinterpret_cast<int64_t*>(offsets), reinterpret_cast<int64_t*>(indices));
+        });
+
+    m.def(
+        "run",
+        [](const Call& c, const std::string& isa) {
+            const sk::Kernels& kernels = sk::choose_isa(isa);
+            py::gil_scoped_release release;
+            sk::run_job(kernels, c.job, c.chunk, c.outputs);
+        },
+        py::arg("call"), py::arg("isa") = "");
+    m.def(
+        "predict",
+        [](const Call& c, const std::string& isa) {
+            const sk::Kernels& kernels = sk::choose_isa(isa);
+            auto found = std::make_unique<sk::Found>();
+            sk::Outputs outputs = c.outputs;
+            outputs.found = found.get();
+            {
+                py::gil_scoped_release release;
+                sk::run_job(kernels, c.job, c.chunk, outputs);
+            }
+            return found;
+        },
+        py::arg("call"), py::arg("isa") = "");
+    m.def("isa", [](const std::string& name) {
+        const sk::Kernels& kernels = sk::choose_isa(name);
+        return py::make_tuple(kernels.name, kernels.vector_bytes);
+    }, "(name, bytes of a vector) of the instruction set that a call with this name would use.");
+    m.def("advise_huge_pages", [](uintptr_t data, size_t bytes) {
+        sk::advise_huge_pages(reinterpret_cast<void*>(data), bytes);
+    });
+    m.def("build_info", &build_info, "Compiler, flags, instruction sets, OpenMP and CUDA of this build.");
+}

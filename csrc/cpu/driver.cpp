@@ -1,0 +1,278 @@
+#include "cpu/driver.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <thread>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+#ifndef _WIN32
+#include <pthread.h>
+#endif
+
+namespace sk {
+
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512;
+#endif
+
+const std::vector<Isa>& isas() {
+    static const std::vector<Isa> all = [] {
+        std::vector<Isa> found;
+#if defined(__x86_64__)
+        __builtin_cpu_init();
+        const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        found.push_back({&kernels_avx512, avx512});
+        found.push_back({&kernels_avx2, avx2});
+#endif
+        found.push_back({&kernels_portable, true});
+        return found;
+    }();
+    return all;
+}
+
+const Kernels& choose_isa(const std::string& name) {
+    std::string usable;
+    for (const Isa& isa : isas()) {
+        if (isa.usable && name.empty()) return *isa.kernels;
+        if (name == isa.kernels->name) {
+            if (isa.usable) return *isa.kernels;
+            throw std::invalid_argument("SIGKERNELS_ISA=" + name + ": this CPU has no " + name +
+                                        " instructions; unset SIGKERNELS_ISA to take the best it has");
+        }
+        if (isa.usable) usable += (usable.empty() ? "" : ", ") + std::string(isa.kernels->name);
+    }
+    throw std::invalid_argument("SIGKERNELS_ISA=" + name + " is not an instruction set of this build; choose one of " +
+                                usable);
+}
+
+// ---- threads ----
+
+namespace {
+
+// The OpenMP runtime's threads do not survive fork(): a child that used them would wait for them for ever.
+std::atomic<bool> used_openmp{false};
+std::atomic<bool> lost_openmp{false};
+
+void after_fork_in_child() {
+    if (used_openmp.load()) lost_openmp.store(true);
+}
+
+}  // namespace
+
+void parallel(int count, void (*f)(void*, int), void* context) {
+    if (count <= 1) {
+        if (count == 1) f(context, 0);
+        return;
+    }
+#if defined(_OPENMP)
+    if (!lost_openmp.load()) {
+#ifndef _WIN32
+        if (!used_openmp.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
+#endif
+#pragma omp parallel for schedule(static, 1) num_threads(count)
+        for (int i = 0; i < count; ++i) f(context, i);
+        return;
+    }
+#endif
+    std::vector<std::thread> others;
+    for (int i = 1; i < count; ++i) others.emplace_back(f, context, i);
+    f(context, 0);
+    for (std::thread& other : others) other.join();
+}
+
+// ---- memory ----
+
+namespace {
+
+struct Free {
+    void operator()(void* p) const { std::free(p); }
+};
+using Buffer = std::unique_ptr<char, Free>;
+
+Buffer allocate(size_t bytes) {
+    void* p = nullptr;
+#ifdef _WIN32
+    p = std::malloc(bytes);
+    if (!p) throw std::bad_alloc();
+#else
+    if (posix_memalign(&p, 4096, std::max<size_t>(bytes, 4096))) throw std::bad_alloc();
+#endif
+    return Buffer(static_cast<char*>(p));
+}
+
+// The workspace of the last call of this thread: fresh memory would cost a page fault every 4 KiB.
+char* workspace(size_t bytes) {
+    constexpr size_t kKeep = 8 << 20;
+    thread_local Buffer kept;
+    thread_local size_t room = 0;
+    if (bytes > room || room > std::max(bytes, kKeep)) {
+        kept.reset();
+        room = 0;
+        kept = allocate(bytes);
+        room = bytes;
+    }
+    return kept.get();
+}
+
+size_t size_of(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::f64: return 8;
+        case Dtype::f32: return 4;
+        case Dtype::u8: return 1;
+        default: return 2;
+    }
+}
+
+template <class T>
+T* shifted(T* p, int64_t bytes) {
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    return p ? reinterpret_cast<T*>(reinterpret_cast<Byte*>(p) + bytes) : nullptr;
+}
+
+// The part of the job that is about `count` rows from `first`.
+Job rows_of(const Job& whole, int64_t first, int64_t count) {
+    Job job = whole;
+    const int64_t element = static_cast<int64_t>(size_of(whole.dtype)), real = whole.dtype == Dtype::f64 ? 8 : 4;
+    const int64_t width = (whole.k >= 0 ? 2 * whole.k + 1 : 0) + whole.slack;
+    job.rows = count;
+    job.x = shifted(whole.x, first * whole.x_stride * element);
+    job.row_scale = shifted(whole.row_scale, first * real);
+    job.offsets = shifted(whole.offsets, first * 8);
+    job.dense = shifted(whole.dense, first * whole.dense_stride * static_cast<int64_t>(size_of(whole.dense_dtype)));
+    job.row_loss = shifted(whole.row_loss, first * 8);
+    job.grad_x = shifted(whole.grad_x, first * width * real);
+    job.out = shifted(whole.out, first * whole.out_stride * element);
+    job.accumulate = whole.accumulate || first > 0;
+    return job;
+}
+
+void grow(Hits* hits) {
+    const int64_t room = std::max<int64_t>(1024, hits->room * 2);
+    void* moved = std::realloc(hits->data, static_cast<size_t>(room) * sizeof(Hit));
+    if (!moved) throw std::bad_alloc();
+    hits->data = static_cast<Hit*>(moved);
+    hits->room = room;
+}
+
+// Merges the threads' heaps of each row: best first, NaN above all, ties to the lower label.
+template <class C>
+void merge_heaps(const Job& job, C* values, int64_t* labels) {
+    struct Entry {
+        C value;
+        int64_t label;
+        bool operator<(const Entry& other) const {
+            const bool nan = value != value, other_nan = other.value != other.value;
+            if (nan != other_nan) return nan;
+            return value > other.value || ((value == other.value || nan) && label < other.label);
+        }
+    };
+    std::vector<Entry> all;
+    for (int64_t row = 0; row < job.rows; ++row) {
+        all.clear();
+        for (int t = 0; t < job.threads; ++t) {
+            const int64_t slot = t * job.rows + row;
+            for (int64_t i = 0; i < job.heap_sizes[slot]; ++i)
+                all.push_back({static_cast<const C*>(job.heap_values)[slot * job.keep + i],
+                               job.heap_labels[slot * job.keep + i]});
+        }
+        std::partial_sort(all.begin(), all.begin() + job.keep, all.end());
+        for (int64_t i = 0; i < job.keep; ++i) {
+            values[row * job.keep + i] = all[static_cast<size_t>(i)].value;
+            labels[row * job.keep + i] = all[static_cast<size_t>(i)].label;
+        }
+    }
+}
+
+struct PhaseCall {
+    const Kernels& kernels;
+    const Job& job;
+    Phase phase;
+};
+
+void run_phase(const Kernels& kernels, const Job& job, Phase phase) {
+    PhaseCall call{kernels, job, phase};
+    parallel(job.threads, [](void* c, int thread) {
+        const auto* call = static_cast<const PhaseCall*>(c);
+        call->kernels.run(call->job, call->phase, thread);
+    }, &call);
+}
+
+}  // namespace
+
+void run_job(const Kernels& kernels, Job whole, int64_t chunk, const Outputs& outputs) {
+    const int64_t real = whole.dtype == Dtype::f64 ? 8 : 4;
+    for (int64_t first = 0; first < whole.rows; first += chunk) {
+        Job job = rows_of(whole, first, std::min(chunk, whole.rows - first));
+        std::vector<char> heap_values;
+        std::vector<int64_t> heap_labels, heap_sizes;
+        if (job.consumer == Consumer::topk) {
+            const int64_t slots = job.threads * job.rows;
+            heap_values.resize(static_cast<size_t>(slots * job.keep * real));
+            heap_labels.resize(static_cast<size_t>(slots * job.keep));
+            heap_sizes.assign(static_cast<size_t>(slots), 0);
+            job.heap_values = heap_values.data();
+            job.heap_labels = heap_labels.data();
+            job.heap_sizes = heap_sizes.data();
+        }
+        if (job.consumer == Consumer::predict) {
+            for (int t = 0; t < job.threads; ++t) {
+                outputs.found->lists.push_back({nullptr, 0, 0, grow});
+                outputs.found->first_row.push_back(first);
+            }
+            job.hits = outputs.found->lists.data() + outputs.found->lists.size() - job.threads;
+        }
+        job.workspace = workspace(kernels.workspace_bytes(job));
+        run_phase(kernels, job, Phase::pack);
+        run_phase(kernels, job, Phase::tiles);
+        if (job.consumer == Consumer::loss) run_phase(kernels, job, Phase::reduce);
+        if (job.consumer == Consumer::topk) {
+            int64_t* labels = outputs.top_labels + first * job.keep;
+            if (job.dtype == Dtype::f64)
+                merge_heaps(job, static_cast<double*>(outputs.top_values) + first * job.keep, labels);
+            else
+                merge_heaps(job, static_cast<float*>(outputs.top_values) + first * job.keep, labels);
+        }
+        if (job.consumer == Consumer::predict)
+            for (int t = 0; t < job.threads; ++t) outputs.found->total += job.hits[t].size;
+    }
+}
+
+Found::~Found() {
+    for (Hits& list : lists) std::free(list.data);
+}
+
+void Found::write(int64_t rows, int64_t* offsets, int64_t* indices) const {
+    std::fill(offsets, offsets + rows + 1, 0);
+    for (size_t i = 0; i < lists.size(); ++i)
+        for (int64_t j = 0; j < lists[i].size; ++j) ++offsets[first_row[i] + lists[i].data[j].row + 1];
+    for (int64_t row = 0; row < rows; ++row) offsets[row + 1] += offsets[row];
+    std::vector<int64_t> next(offsets, offsets + rows);
+    // Threads own rising ranges of labels and list them in order, so every row comes out sorted.
+    for (size_t i = 0; i < lists.size(); ++i)
+        for (int64_t j = 0; j < lists[i].size; ++j) {
+            const Hit& hit = lists[i].data[j];
+            indices[next[static_cast<size_t>(first_row[i] + hit.row)]++] = hit.label;
+        }
+}
+
+void advise_huge_pages(void* data, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t kHuge = 2 << 20;
+    const uintptr_t start = (reinterpret_cast<uintptr_t>(data) + kHuge - 1) / kHuge * kHuge;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHuge * kHuge;
+    if (end > start) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
+}  // namespace sk

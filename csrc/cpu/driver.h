@@ -1,0 +1,48 @@
+// Everything around the tile loop that is compiled once: which instruction set, threads, memory, chunks of rows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cpu/job.h"
+
+namespace sk {
+
+// The instruction sets in this build, best first, "wide" (for tests) last; `usable` says whether this CPU has it.
+struct Isa {
+    const Kernels* kernels;
+    bool usable;
+};
+const std::vector<Isa>& isas();
+
+// The kernels named `name`, or the best usable ones for "".  Throws std::invalid_argument with the remedy.
+const Kernels& choose_isa(const std::string& name);
+
+// Calls f(i) for i = 0 ... count-1 on that many threads.
+void parallel(int count, void (*f)(void*, int), void* context);
+
+// Label sets found by predict, row by row.
+struct Found {
+    std::vector<Hits> lists;  // one per thread and chunk, in order of labels within a chunk
+    std::vector<int64_t> first_row;
+    int64_t total = 0;
+    Found() = default;
+    Found(const Found&) = delete;
+    Found& operator=(const Found&) = delete;
+    ~Found();
+    void write(int64_t rows, int64_t* offsets, int64_t* indices) const;
+};
+
+// Runs the job over all its rows, `chunk` rows at a time.  topk: `top_values` [rows, keep] of dtype, `top_labels`.
+struct Outputs {
+    void* top_values = nullptr;
+    int64_t* top_labels = nullptr;
+    Found* found = nullptr;
+};
+void run_job(const Kernels& kernels, Job job, int64_t chunk, const Outputs& outputs);
+
+// Asks for huge pages under a large fresh buffer: its page faults would cost more than filling it.
+void advise_huge_pages(void* data, size_t bytes);
+
+}  // namespace sk

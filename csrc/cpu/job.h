@@ -1,0 +1,119 @@
+// One call of the tile loop as plain data.  No torch, no standard containers: this crosses into code that is
+// compiled once per instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/losses.h"
+
+namespace sk {
+
+enum class Dtype : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3, u8 = 4 };
+enum class Consumer : int { loss = 0, logits = 1, topk = 2, predict = 3 };
+enum class Phase : int { pack = 0, tiles = 1, reduce = 2 };
+
+struct Hit {
+    int32_t row;
+    int64_t label;
+};
+
+// A growing list of hits; `grow` doubles the room (it lives outside the ISA-specific code).
+struct Hits {
+    Hit* data = nullptr;
+    int64_t size = 0, room = 0;
+    void (*grow)(Hits*) = nullptr;
+};
+
+// "C" below is the type of the arithmetic: float, or double when dtype is f64.
+struct Job {
+    Consumer consumer = Consumer::loss;
+    Dtype dtype = Dtype::f32;  // of x and weight
+    int threads = 1;
+    int tile = 0;              // T: labels per tile
+
+    // z = [W_dft | weight] x + bias for the labels label_start ... label_start + labels - 1
+    int64_t rows = 0;          // R: rows of this call, at most the rows a workspace was made for
+    int64_t labels = 0;        // m
+    int64_t slack = 0;         // s
+    int64_t label_start = 0;
+    int k = -1;                // -1: no DFT part
+    int rank = 0, even_rank = 0;
+    const void* x = nullptr;       // [R, dft + s], rows x_stride apart
+    int64_t x_stride = 0;
+    const void* weight = nullptr;  // [m, s], rows weight_stride apart
+    int64_t weight_stride = 0;
+    const void* bias = nullptr;    // C [m]
+    const void* u = nullptr;       // C [T, rank]
+    const void* v_even = nullptr;  // C [even_rank, k + 1]
+    const void* v_odd = nullptr;   // C [rank - even_rank, k]
+    const void* cos = nullptr;     // C [tiles, k], the rotation of each tile
+    const void* sin = nullptr;     // C [tiles, k]
+
+    // loss
+    LossParams loss;
+    const void* label_weight = nullptr;  // C [m]
+    const void* pos_weight = nullptr;    // C [m]
+    const void* row_scale = nullptr;     // C [R], multiplies the gradients
+    const int64_t* indices = nullptr;    // sparse targets: global labels, sorted within a row
+    const int64_t* offsets = nullptr;    // [R + 1]
+    const void* dense = nullptr;         // dense targets [R, m]
+    Dtype dense_dtype = Dtype::f32;
+    int64_t dense_stride = 0, dense_step = 1;  // between rows, between labels
+    bool needs_x = false, needs_weight = false, needs_bias = false;
+    bool accumulate = false;       // add to grad_weight and grad_bias instead of writing them
+    double* row_loss = nullptr;    // [R]
+    void* grad_x = nullptr;        // C [R, dft + s]
+    void* grad_weight = nullptr;   // [m, s], rows grad_weight_stride apart
+    Dtype grad_weight_dtype = Dtype::f32;
+    int64_t grad_weight_stride = 0;
+    void* grad_bias = nullptr;     // C [m]
+
+    // logits
+    void* out = nullptr;           // [R, m] of dtype, rows out_stride apart
+    int64_t out_stride = 0;
+
+    // topk: each thread keeps its best `keep` labels of every row as a heap
+    int64_t keep = 0;
+    void* heap_values = nullptr;     // C [threads, R, keep]
+    int64_t* heap_labels = nullptr;  // [threads, R, keep]
+    int64_t* heap_sizes = nullptr;   // [threads, R]
+
+    // predict
+    double threshold = 0;
+    Hits* hits = nullptr;          // [threads]
+
+    // memory for all of it
+    char* workspace = nullptr;
+};
+
+// The labels [lo, hi) of a thread and the index of its first tile in the rotation tables.
+struct Share {
+    int64_t lo, hi, first_tile;
+};
+
+constexpr int64_t kShareUnit = 12;  // labels: a multiple of every micro-kernel's height
+
+inline int64_t share_start(int64_t labels, int threads, int thread) {
+    if (thread >= threads) return labels;
+    const int64_t units = (labels + kShareUnit - 1) / kShareUnit;
+    const int64_t start = units * thread / threads * kShareUnit;
+    return start < labels ? start : labels;
+}
+
+inline Share share_of(int64_t labels, int tile, int threads, int thread) {
+    int64_t first = 0;
+    for (int i = 0; i < thread; ++i)
+        first += (share_start(labels, threads, i + 1) - share_start(labels, threads, i) + tile - 1) / tile;
+    return {share_start(labels, threads, thread), share_start(labels, threads, thread + 1), first};
+}
+
+// What one instruction set offers.
+struct Kernels {
+    const char* name;
+    int vector_bytes;
+    size_t (*workspace_bytes)(const Job&);
+    void (*run)(const Job&, Phase, int thread);
+};
+
+}  // namespace sk

@@ -1,0 +1,191 @@
+// The loss of one panel: logits z [count][PW] become their gradients in place, each lane's loss is added to `loss`.
+//
+// Sparse targets: almost all labels are negative.  The positive logits are taken out of the panel first (kNeutral in
+// their place has value 0 and gradient 0 under every N), the panel is done as if all were negative, and the positives are
+// done as a short list of their own.  Dense targets, and smoothed ones, go label by label with y beside z.
+#pragma once
+
+#include "core/losses.h"
+#include "cpu/memory.h"
+
+namespace sk {
+namespace {
+
+constexpr double kNeutral = -1e30;
+
+template <class C>
+struct PanelLoss {
+    using M = VecMath<C>;
+    using V = typename Simd<C>::V;
+    static constexpr int L = Simd<C>::kLanes, PW = kPanel<C>;
+
+    const Job& job;
+    const Local<C>& local;
+    C* z;            // [count][PW]
+    int64_t count;   // labels
+    int64_t label;   // the first of them, counted from label_start
+    int64_t panel;
+    double* loss;    // [PW]
+    bool grad;
+
+    SK_INLINE void add_loss(const V* sums) const {
+        C lanes[PW];
+        store(lanes, sums[0]);
+        store(lanes + L, sums[1]);
+        for (int lane = 0; lane < PW; ++lane) loss[lane] += static_cast<double>(lanes[lane]);
+    }
+
+    // f(label in the tile, lane) for every positive label of the panel
+    template <class F>
+    SK_INLINE void for_positives(F&& f) const {
+        const int64_t first = job.label_start + label, rows = job.rows - panel * PW;
+        for (int lane = 0; lane < PW && lane < rows; ++lane) {
+            const int64_t row = panel * PW + lane, end = job.offsets[row + 1];
+            int64_t at = local.cursor[row];
+            for (; at < end && job.indices[at] < first + count; ++at) f(job.indices[at] - first, lane);
+            local.cursor[row] = at;
+        }
+    }
+
+    int64_t take_positives() const {
+        const C* w = static_cast<const C*>(job.label_weight);
+        const C* pw = static_cast<const C*>(job.pos_weight);
+        int64_t found = 0;
+        for_positives([&](int64_t t, int lane) {
+            const int64_t at = t * PW + lane;
+            local.pos_at[found] = static_cast<int32_t>(at);
+            local.pos_z[found] = z[at];
+            local.pos_w[found] = (w ? w[label + t] : C(1)) * (pw ? pw[label + t] : C(1));
+            z[at] = static_cast<C>(kNeutral);
+            ++found;
+        });
+        return found;
+    }
+
+    template <class Loss>
+    void put_positives(const Loss& f_of, int64_t found) const {
+        for (int64_t i = 0; i < found; i += L) {
+            V f, g;
+            f_of.pos(load<V>(local.pos_z + i), f, g);
+            C fs[L], gs[L];
+            store(fs, f * load<V>(local.pos_w + i));
+            store(gs, g * load<V>(local.pos_w + i));
+            for (int64_t j = 0; j < L && i + j < found; ++j) {
+                const int32_t at = local.pos_at[i + j];
+                loss[at % PW] += static_cast<double>(fs[j]);
+                z[at] = gs[j];
+            }
+        }
+    }
+
+    // All labels negative, no weights: softplus(z) = max(z, 0) + log(1 + e), and the logs of kRun labels are one log of
+    // the product of their (1 + e), carried as q = product - 1 so that small e are not lost.
+    template <bool Grad>
+    void bce_negatives() const {
+        constexpr int kRun = 48;  // 2^48 is far from overflow
+        const V zero{}, one = M::splat(1);
+        V sums[2] = {zero, zero};
+        for (int64_t start = 0; start < count; start += kRun) {
+            const int64_t stop = start + kRun < count ? start + kRun : count;
+            V q[2] = {zero, zero}, linear[2] = {zero, zero};
+            for (int64_t t = start; t < stop; ++t) {
+#pragma GCC unroll 2
+                for (int v = 0; v < 2; ++v) {
+                    C* at = z + t * PW + v * L;
+                    const V x = load<V>(at);
+                    const V e = M::exp_neg(-M::abs(x));
+                    q[v] = (q[v] + e) + q[v] * e;
+                    linear[v] += x > zero ? x : zero;
+                    if (Grad) store(at, (x < zero ? e : one) / (e + one));
+                }
+            }
+            for (int v = 0; v < 2; ++v) sums[v] += linear[v] + M::log1p(q[v]);
+        }
+        add_loss(sums);
+    }
+
+    template <bool Grad, class Loss>
+    void negatives(const Loss& f_of) const {
+        const C* w = static_cast<const C*>(job.label_weight);
+        V sums[2] = {V{}, V{}};
+        for (int64_t t = 0; t < count; ++t) {
+            const V weight = w ? broadcast<V>(w[label + t]) : M::splat(1);
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; ++v) {
+                C* at = z + t * PW + v * L;
+                V f, g;
+                f_of.neg(load<V>(at), f, g);
+                sums[v] += weight * f;
+                if (Grad) store(at, weight * g);
+            }
+        }
+        add_loss(sums);
+    }
+
+    // y [count][PW] of this panel
+    void fill_targets() const {
+        const int64_t rows = job.rows - panel * PW < PW ? job.rows - panel * PW : PW;
+        C* y = local.y;
+        if (job.indices || rows < PW)
+            for (int64_t i = 0; i < count * PW; ++i) y[i] = 0;
+        if (job.indices) return for_positives([&](int64_t t, int lane) { y[t * PW + lane] = 1; });
+        with_storage<C, true>(job.dense_dtype, job.dense, [&](auto* from) {
+            for (int64_t lane = 0; lane < rows; ++lane) {
+                const auto* row = from + (panel * PW + lane) * job.dense_stride + label * job.dense_step;
+                for (int64_t t = 0; t < count; ++t) y[t * PW + lane] = widen<C>(row[t * job.dense_step]);
+            }
+        });
+    }
+
+    template <bool Grad, class Loss>
+    void soft(const Loss& f_of) const {
+        fill_targets();
+        const C* w = static_cast<const C*>(job.label_weight);
+        const C* pw = static_cast<const C*>(job.pos_weight);
+        const C keep = static_cast<C>(1 - job.loss.label_smoothing), lift = static_cast<C>(job.loss.label_smoothing / 2);
+        V sums[2] = {V{}, V{}};
+        for (int64_t t = 0; t < count; ++t) {
+            const C wt = w ? w[label + t] : C(1);
+            const C up = pw ? wt * pw[label + t] : wt;
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; ++v) {
+                C* at = z + t * PW + v * L;
+                const V y = load<V>(local.y + t * PW + v * L) * keep + lift;
+                V fn, gn, fp, gp;
+                f_of.both(load<V>(at), fn, gn, fp, gp);
+                const V positive = up * y, negative = wt * (M::splat(1) - y);
+                // A target of exactly 0 or 1 must not multiply the other side's infinite value by zero.
+                sums[v] += (positive == V{} ? V{} : positive * fp) + (negative == V{} ? V{} : negative * fn);
+                if (Grad) store(at, positive * gp + negative * gn);
+            }
+        }
+        add_loss(sums);
+    }
+
+    template <bool Grad, class Loss>
+    SK_INLINE void run_as(const Loss& f_of) const {
+        if (job.dense || job.loss.label_smoothing != 0) return soft<Grad>(f_of);
+        const int64_t found = take_positives();
+        if constexpr (std::is_same<Loss, Bce<M>>::value) {
+            if (!job.label_weight)
+                bce_negatives<Grad>();
+            else
+                negatives<Grad>(f_of);
+        } else {
+            negatives<Grad>(f_of);
+        }
+        put_positives(f_of, found);
+    }
+
+    template <bool Grad>
+    void run_with() const {
+        if (job.loss.kind == LossKind::focal) return run_as<Grad>(Focal<M>(job.loss));
+        if (job.loss.kind == LossKind::asymmetric) return run_as<Grad>(Asymmetric<M>(job.loss));
+        run_as<Grad>(Bce<M>(job.loss));
+    }
+
+    void run() const { grad ? run_with<true>() : run_with<false>(); }
+};
+
+}  // namespace
+}  // namespace sk

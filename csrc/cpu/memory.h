@@ -1,0 +1,137 @@
+// Where everything of a call lies: one block of memory, laid out twice (once to count, once to point).
+//
+// P = panels of rows, PW = lanes of a panel (kPanel), T = labels per tile, SP = panels of slack columns.
+#pragma once
+
+#include "cpu/convert.h"
+#include "cpu/job.h"
+#include "cpu/microkernel.h"
+
+namespace sk {
+namespace {
+
+struct Bump {
+    char* at;
+    template <class T>
+    SK_INLINE T* take(int64_t count) {
+        T* p = reinterpret_cast<T*>(at);
+        at += (static_cast<size_t>(count) * sizeof(T) + 127) / 128 * 128;
+        return p;
+    }
+};
+
+template <class C>
+SK_INLINE int64_t panels_of(int64_t count) {
+    return (count + kPanel<C> - 1) / kPanel<C>;
+}
+
+// The dtype of the memory differs from the arithmetic, or a row stride near a power of two would map a whole column
+// of the tile onto a few cache sets: then a tile of the weight is copied first.
+template <class C>
+SK_INLINE bool copies_weight(const Job& job) {
+    const bool same = job.dtype == (sizeof(C) == 8 ? Dtype::f64 : Dtype::f32);
+    const int64_t bytes = job.weight_stride * static_cast<int64_t>(sizeof(C));
+    return !same || (bytes >= 1024 && (bytes % 1024 == 0));
+}
+
+template <class C>
+SK_INLINE int64_t copied_stride(const Job& job) {
+    const int64_t stride = (job.slack + 15) / 16 * 16;
+    return stride * sizeof(C) % 1024 == 0 ? stride + 16 : stride;
+}
+
+template <class C>
+SK_INLINE bool narrows_grad_weight(const Job& job) {
+    return job.needs_weight && job.grad_weight_dtype != (sizeof(C) == 8 ? Dtype::f64 : Dtype::f32);
+}
+
+// The input, transposed into panels; read by all threads.
+template <class C>
+struct Shared {
+    C* slack;    // [P][s][PW]
+    C* even;     // [P][k+1][PW]  x_0 and the cosines
+    C* odd;      // [P][k][PW]    the sines
+    C* by_slack; // [SP][R][PW]   x_s * row_scale, slack columns in the lanes
+    C* scale;    // [P][PW]       row_scale
+    char* end;
+
+    explicit Shared(const Job& job) {
+        Bump bump{job.workspace};
+        const int64_t panels = panels_of<C>(job.rows), width = kPanel<C>;
+        slack = bump.take<C>(panels * job.slack * width);
+        even = bump.take<C>(job.k >= 0 ? panels * (job.k + 1) * width : 0);
+        odd = bump.take<C>(job.k >= 0 ? panels * job.k * width : 0);
+        by_slack = bump.take<C>(job.needs_weight ? panels_of<C>(job.slack) * width * job.rows : 0);
+        scale = bump.take<C>(panels * width);
+        end = bump.at;
+    }
+};
+
+// What one thread works with.
+template <class C>
+struct Local {
+    C* z;            // [P][T][PW]   logits, then their gradient
+    C* turned_even;  // [k+1][PW]    rotated coefficients
+    C* turned_odd;   // [k][PW]
+    C* coef;         // [rank][PW]   what U multiplies
+    C* gslack;       // [P][s][PW]   gradients of the input, transposed
+    C* geven;        // [P][k+1][PW]
+    C* godd;         // [P][k][PW]
+    double* loss;    // [P][PW]
+    int64_t* cursor; // [R]          next positive label of each row
+    C* y;            // [T][PW]      dense targets of a panel
+    C* pos_z;        // [T*PW + L]   logits of the positive labels of a panel
+    C* pos_w;        // [T*PW + L]   their weights
+    int32_t* pos_at; // [T*PW]       where they are in the panel
+    C* weight;       // [T][copied_stride]
+    C* gweight;      // [T][copied_stride]
+    C* bound;        // [P][PW]      topk: what a logit must exceed
+    char* end;
+
+    Local(const Job& job, char* base) {
+        Bump bump{base};
+        const int64_t panels = panels_of<C>(job.rows), width = kPanel<C>, tile = job.tile;
+        const int64_t even = job.k >= 0 ? job.k + 1 : 0, odd = job.k >= 0 ? job.k : 0;
+        const bool loss_pass = job.consumer == Consumer::loss;
+        // Only grad_weight looks at all panels of a tile together.
+        z = bump.take<C>((job.needs_weight || job.needs_bias ? panels : 1) * tile * width);
+        turned_even = bump.take<C>(even * width);
+        turned_odd = bump.take<C>(odd * width);
+        coef = bump.take<C>(job.rank * width);
+        gslack = bump.take<C>(job.needs_x ? panels * job.slack * width : 0);
+        geven = bump.take<C>(job.needs_x ? panels * even * width : 0);
+        godd = bump.take<C>(job.needs_x ? panels * odd * width : 0);
+        loss = bump.take<double>(loss_pass ? panels * width : 0);
+        cursor = bump.take<int64_t>(job.indices ? job.rows : 0);
+        y = bump.take<C>(loss_pass ? tile * width : 0);
+        const int64_t positives = loss_pass ? tile * width : 0;
+        pos_z = bump.take<C>(positives + width);
+        pos_w = bump.take<C>(positives + width);
+        pos_at = bump.take<int32_t>(positives);
+        weight = bump.take<C>(copies_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
+        gweight = bump.take<C>(narrows_grad_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
+        bound = bump.take<C>(job.consumer == Consumer::topk ? panels * width : 0);
+        end = bump.at;
+    }
+};
+
+template <class C>
+SK_INLINE size_t local_bytes(const Job& job) {
+    // An odd multiple of a cache line beyond the page, so that two threads' buffers do not share cache sets.
+    return (static_cast<size_t>(Local<C>(job, nullptr).end - static_cast<char*>(nullptr)) + 4095) / 4096 * 4096 + 192;
+}
+
+template <class C>
+SK_INLINE Local<C> local_of(const Job& job, const Shared<C>& shared, int thread) {
+    return Local<C>(job, shared.end + thread * local_bytes<C>(job));
+}
+
+template <class C>
+size_t workspace_bytes_for(Job job) {
+    job.workspace = nullptr;
+    const Shared<C> shared(job);
+    return static_cast<size_t>(shared.end - static_cast<char*>(nullptr)) + job.threads * local_bytes<C>(job);
+}
+
+}  // namespace
+}  // namespace sk

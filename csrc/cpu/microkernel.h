@@ -1,0 +1,106 @@
+// The one inner loop: a block of MR x NV vectors kept in registers.
+//
+//     acc[i][v] += sum_j  a[i * a_row + j * a_col] * b[j * b_stride + v * lanes]
+//
+// `a` is read by broadcast from wherever it lies (row-major weights need no packing), `b` is a packed panel.
+#pragma once
+
+#include "cpu/vec.h"
+
+namespace sk {
+namespace {
+
+// Height of a block of two vectors: as many accumulators as the registers hold beside two of b and one broadcast.
+constexpr int kHeight = SK_REGISTERS >= 32 ? 12 : 6;
+
+template <class C>
+constexpr int kPanel = 2 * Simd<C>::kLanes;  // lanes of a panel: two vectors
+
+template <class C, int MR, int NV>
+struct Block {
+    using V = typename Simd<C>::V;
+    static constexpr int L = Simd<C>::kLanes;
+    V acc[MR][NV];
+
+    SK_INLINE void zero() {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) acc[i][v] = V{};
+    }
+    SK_INLINE void start_at(const C* rows) {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) acc[i][v] = broadcast<V>(rows[i]);
+    }
+    SK_INLINE void step(const C* a, int64_t a_row, const C* b) {
+        V bv[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) bv[v] = load<V>(b + v * L);
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; ++i) {
+            const V av = broadcast<V>(a[i * a_row]);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) acc[i][v] += av * bv[v];
+        }
+    }
+    // a_row and a_col are literals where the caller knows them
+    SK_INLINE void add(const C* a, int64_t a_row, int64_t a_col, const C* b, int64_t b_stride, int64_t depth) {
+        int64_t j = 0;
+        for (; j + 4 <= depth; j += 4) {
+            step(a, a_row, b);
+            step(a + a_col, a_row, b + b_stride);
+            step(a + 2 * a_col, a_row, b + 2 * b_stride);
+            step(a + 3 * a_col, a_row, b + 3 * b_stride);
+            a += 4 * a_col;
+            b += 4 * b_stride;
+        }
+        for (; j < depth; ++j, a += a_col, b += b_stride) step(a, a_row, b);
+    }
+    SK_INLINE void write(C* out, int64_t stride) const {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) store(out + i * stride + v * L, acc[i][v]);
+    }
+    SK_INLINE void add_to(C* out, int64_t stride) const {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) {
+                C* p = out + i * stride + v * L;
+                store(p, load<V>(p) + acc[i][v]);
+            }
+    }
+};
+
+template <int N>
+struct Rows {
+    static constexpr int value = N;
+};
+
+template <int N, class F>
+SK_INLINE void call_with_rows(int64_t rows, F&& f) {
+    if constexpr (N > 1) {
+        if (rows < N) return call_with_rows<N - 1>(rows, f);
+    }
+    f(Rows<N>{});
+}
+
+// Calls f(first row, Rows<MR>) over `count` rows in blocks of nearly equal height <= Max: a block of one or two rows
+// waits for its own results, so 13 rows are 5 + 4 + 4 and not 6 + 6 + 1.
+template <int Max, class F>
+SK_INLINE void for_row_blocks(int64_t count, F&& f) {
+    if (count <= 0) return;
+    const int64_t blocks = (count + Max - 1) / Max, small = count / blocks, larger = count % blocks;
+    int64_t at = 0;
+    for (int64_t i = 0; i < blocks; ++i) {
+        const int64_t rows = small + (i < larger);
+        call_with_rows<Max>(rows, [&](auto r) __attribute__((always_inline)) { f(at, r); });
+        at += rows;
+    }
+}
+
+}  // namespace
+}  // namespace sk

@@ -1,0 +1,107 @@
+// Before and after the tiles: transpose the input into panels, add up and transpose back its gradient.
+#pragma once
+
+#include "cpu/memory.h"
+
+namespace sk {
+namespace {
+
+// Panels [first, last) of a thread.
+template <class C>
+SK_INLINE void panel_share(const Job& job, int thread, int64_t& first, int64_t& last) {
+    const int64_t panels = panels_of<C>(job.rows);
+    first = panels * thread / job.threads;
+    last = panels * (thread + 1) / job.threads;
+}
+
+template <class C>
+void pack_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
+    constexpr int PW = kPanel<C>;
+    const int64_t s = job.slack, dft = job.k >= 0 ? 2 * job.k + 1 : 0;
+    C* slack = shared.slack + panel * s * PW;
+    C* even = shared.even + panel * (job.k + 1) * PW;
+    C* odd = shared.odd + panel * job.k * PW;
+    C* scale = shared.scale + panel * PW;
+    const int64_t slack_panels = panels_of<C>(s);
+    const C* row_scale = static_cast<const C*>(job.row_scale);
+
+    for (int lane = 0; lane < PW; ++lane) {
+        const int64_t row = panel * PW + lane;
+        if (row >= job.rows) {
+            scale[lane] = 0;
+            for (int64_t j = 0; j < s; ++j) slack[j * PW + lane] = 0;
+            if (dft) {
+                for (int64_t j = 0; j <= job.k; ++j) even[j * PW + lane] = 0;
+                for (int64_t j = 0; j < job.k; ++j) odd[j * PW + lane] = 0;
+            }
+            continue;
+        }
+        const C sc = row_scale ? row_scale[row] : C(1);
+        scale[lane] = sc;
+        with_storage<C>(job.dtype, job.x, [&](auto* x) {
+            x += row * job.x_stride;
+            if (dft) {
+                even[lane] = widen<C>(x[0]);
+                for (int64_t j = 0; j < job.k; ++j) {
+                    even[(j + 1) * PW + lane] = widen<C>(x[2 * j + 1]);
+                    odd[j * PW + lane] = widen<C>(x[2 * j + 2]);
+                }
+            }
+            x += dft;
+            for (int64_t j = 0; j < s; ++j) slack[j * PW + lane] = widen<C>(x[j]);
+            if (!job.needs_weight) return;
+            for (int64_t sp = 0; sp < slack_panels; ++sp) {
+                C* out = shared.by_slack + (sp * job.rows + row) * PW;
+                const int64_t count = s - sp * PW < PW ? s - sp * PW : PW;
+                for (int64_t j = 0; j < count; ++j) out[j] = widen<C>(x[sp * PW + j]) * sc;
+                for (int64_t j = count; j < PW; ++j) out[j] = 0;
+            }
+        });
+    }
+}
+
+// Adds the threads' private gradients in fixed order and writes rows of grad_x, scaled.
+template <class C>
+void reduce_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
+    using V = typename Simd<C>::V;
+    constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
+    const int64_t dft = job.k >= 0 ? 2 * job.k + 1 : 0, width = dft + job.slack;
+    const int64_t rows = job.rows - panel * PW < PW ? job.rows - panel * PW : PW;
+    const C* scale = shared.scale + panel * PW;
+    C* out = static_cast<C*>(job.grad_x) + panel * PW * width;
+    const Local<C> mine = local_of(job, shared, 0);
+    const int64_t next = static_cast<int64_t>(local_bytes<C>(job));  // bytes from one thread's buffers to the next's
+
+    // column_of(j): which column of x row j of the part belongs to
+    auto add_up = [&](const C* part, int64_t columns, auto column_of) {
+        for (int64_t j = 0; j < columns; ++j) {
+            const char* at = reinterpret_cast<const char*>(part + (panel * columns + j) * PW);
+            V low{}, high{};
+            for (int t = 0; t < job.threads; ++t, at += next) {
+                low += load<V>(reinterpret_cast<const C*>(at));
+                high += load<V>(reinterpret_cast<const C*>(at) + L);
+            }
+            C lanes[PW];
+            store(lanes, low * load<V>(scale));
+            store(lanes + L, high * load<V>(scale + L));
+            const int64_t column = column_of(j);
+            for (int64_t row = 0; row < rows; ++row) out[row * width + column] = lanes[row];
+        }
+    };
+    if (job.needs_x) {
+        if (dft) {
+            add_up(mine.geven, job.k + 1, [](int64_t j) { return j ? 2 * j - 1 : 0; });
+            add_up(mine.godd, job.k, [](int64_t j) { return 2 * j + 2; });
+        }
+        add_up(mine.gslack, job.slack, [dft](int64_t j) { return dft + j; });
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+        double sum = 0;
+        const char* at = reinterpret_cast<const char*>(mine.loss + panel * PW + row);
+        for (int t = 0; t < job.threads; ++t, at += next) sum += *reinterpret_cast<const double*>(at);
+        job.row_loss[panel * PW + row] = sum;
+    }
+}
+
+}  // namespace
+}  // namespace sk

@@ -1,0 +1,267 @@
+// The pass over label tiles.  For each tile and panel of rows:
+//
+//     rotate   turned = Rot(tile) x_dft                 coef = V turned           [rank][PW]
+//     logits   z = U coef + W_tile x_s + bias           [T][PW]
+//     consume  the loss turns z into g = df/dz; other consumers read z
+//     back     grad x_s += W_tile^T g;  grad coef = U^T g, through V^T and Rot^T to grad x_dft
+//
+// and, once all panels of the tile are done, grad W_tile = g^T (x_s * row_scale).
+#pragma once
+
+#include "cpu/consumers.h"
+#include "cpu/loss_panel.h"
+#include "cpu/pack.h"
+
+namespace sk {
+namespace {
+
+template <class C>
+struct Tiles {
+    using V = typename Simd<C>::V;
+    static constexpr int L = Simd<C>::kLanes, PW = kPanel<C>;
+
+    const Job& job;
+    const Shared<C> shared;
+    const Local<C> local;
+    const int thread;
+    const int64_t panels;
+    // of the current tile
+    const C* weight = nullptr;
+    int64_t weight_stride = 0;
+    const C* cos = nullptr;
+    const C* sin = nullptr;
+
+    Tiles(const Job& j, int t)
+        : job(j), shared(j), local(local_of(j, shared, t)), thread(t), panels(panels_of<C>(j.rows)) {}
+
+    void run() {
+        const Share share = share_of(job.labels, job.tile, job.threads, thread);
+        begin(share);
+        int64_t tile = share.first_tile;
+        for (int64_t at = share.lo; at < share.hi; at += job.tile, ++tile) {
+            const int64_t count = share.hi - at < job.tile ? share.hi - at : job.tile;
+            enter(at, count, tile);
+            for (int64_t panel = 0; panel < panels; ++panel) {
+                C* z = local.z + (job.needs_weight || job.needs_bias ? panel * job.tile * PW : 0);
+                forward(z, at, count, panel);
+                if (job.consumer == Consumer::loss) {
+                    const bool grad = job.needs_x || job.needs_weight || job.needs_bias;
+                    PanelLoss<C>{job, local, z, count, at, panel, local.loss + panel * PW, grad}.run();
+                    if (job.needs_x) back(z, count, panel);
+                } else {
+                    Reader<C>{job, local, z, count, at, panel, thread}.run();
+                }
+            }
+            if (job.needs_weight && job.slack) grad_weight(at, count);
+            if (job.needs_bias) grad_bias(at, count);
+        }
+    }
+
+    void begin(const Share& share) {
+        auto clear = [](auto* p, int64_t count) { __builtin_memset(p, 0, static_cast<size_t>(count) * sizeof(*p)); };
+        if (job.needs_x) {
+            clear(local.gslack, panels * job.slack * PW);
+            if (job.k >= 0) {
+                clear(local.geven, panels * (job.k + 1) * PW);
+                clear(local.godd, panels * job.k * PW);
+            }
+        }
+        if (job.consumer == Consumer::loss) clear(local.loss, panels * PW);
+        if (job.consumer == Consumer::loss) {
+            clear(local.pos_z, job.tile * PW + PW);
+            clear(local.pos_w, job.tile * PW + PW);
+        }
+        if (job.consumer == Consumer::topk)
+            for (int64_t i = 0; i < panels * PW; ++i) local.bound[i] = static_cast<C>(__builtin_nan(""));
+        if (job.indices)  // the first positive label of each row that is not left of this thread's share
+            for (int64_t row = 0; row < job.rows; ++row) {
+                int64_t lo = job.offsets[row], hi = job.offsets[row + 1];
+                while (lo < hi) {
+                    const int64_t mid = lo + (hi - lo) / 2;
+                    if (job.indices[mid] < job.label_start + share.lo) lo = mid + 1;
+                    else hi = mid;
+                }
+                local.cursor[row] = lo;
+            }
+    }
+
+    void enter(int64_t at, int64_t count, int64_t tile) {
+        if (job.k >= 0) {
+            cos = static_cast<const C*>(job.cos) + tile * job.k;
+            sin = static_cast<const C*>(job.sin) + tile * job.k;
+        }
+        weight_stride = job.weight_stride;
+        weight = static_cast<const C*>(job.weight) + at * weight_stride;
+        if (!copies_weight<C>(job)) return;
+        weight_stride = copied_stride<C>(job);
+        weight = local.weight;
+        with_storage<C>(job.dtype, job.weight, [&](auto* from) {
+            for (int64_t t = 0; t < count; ++t) {
+                const auto* row = from + (at + t) * job.weight_stride;
+                C* out = local.weight + t * weight_stride;
+                for (int64_t j = 0; j < job.slack; ++j) out[j] = widen<C>(row[j]);
+            }
+        });
+    }
+
+    // out [rows][PW] = a [rows, depth] b [depth][PW]
+    SK_INLINE void multiply(const C* a, int64_t a_row, int64_t a_col, int64_t rows, const C* b, int64_t depth, C* out) {
+        for_row_blocks<kHeight>(rows, [&](int64_t i, auto r) __attribute__((always_inline)) {
+            Block<C, decltype(r)::value, 2> block;
+            block.zero();
+            block.add(a + i * a_row, a_row, a_col, b, PW, depth);
+            block.write(out + i * PW, PW);
+        });
+    }
+
+    void rotate(int64_t panel) {
+        const C* even = shared.even + panel * (job.k + 1) * PW;
+        const C* odd = shared.odd + panel * job.k * PW;
+        for (int v = 0; v < PW; v += L) store(local.turned_even + v, load<V>(even + v));
+        for (int64_t j = 0; j < job.k; ++j)
+            for (int v = 0; v < PW; v += L) {
+                const V e = load<V>(even + (j + 1) * PW + v), o = load<V>(odd + j * PW + v);
+                store(local.turned_even + (j + 1) * PW + v, cos[j] * e + sin[j] * o);
+                store(local.turned_odd + j * PW + v, cos[j] * o - sin[j] * e);
+            }
+    }
+
+    void forward(C* z, int64_t at, int64_t count, int64_t panel) {
+        if (job.k >= 0) {
+            rotate(panel);
+            const C* v_even = static_cast<const C*>(job.v_even);
+            const C* v_odd = static_cast<const C*>(job.v_odd);
+            multiply(v_even, job.k + 1, 1, job.even_rank, local.turned_even, job.k + 1, local.coef);
+            multiply(v_odd, job.k, 1, job.rank - job.even_rank, local.turned_odd, job.k,
+                     local.coef + job.even_rank * PW);
+        }
+        const C* u = static_cast<const C*>(job.u);
+        const C* bias = job.bias ? static_cast<const C*>(job.bias) + at : nullptr;
+        const C* xs = shared.slack + panel * job.slack * PW;
+        for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
+            Block<C, decltype(r)::value, 2> block;
+            if (bias)
+                block.start_at(bias + t);
+            else
+                block.zero();
+            block.add(u + t * job.rank, job.rank, 1, local.coef, PW, job.rank);
+            block.add(weight + t * weight_stride, weight_stride, 1, xs, PW, job.slack);
+            block.write(z + t * PW, PW);
+        });
+    }
+
+    void back(const C* g, int64_t count, int64_t panel) {
+        C* gslack = local.gslack + panel * job.slack * PW;
+        for_row_blocks<kHeight>(job.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
+            Block<C, decltype(r)::value, 2> block;
+            block.zero();
+            block.add(weight + j, 1, weight_stride, g, PW, count);
+            block.add_to(gslack + j * PW, PW);
+        });
+        if (job.k < 0) return;
+        multiply(static_cast<const C*>(job.u), 1, job.rank, job.rank, g, count, local.coef);
+        multiply(static_cast<const C*>(job.v_even), 1, job.k + 1, job.k + 1, local.coef, job.even_rank,
+                 local.turned_even);
+        multiply(static_cast<const C*>(job.v_odd), 1, job.k, job.k, local.coef + job.even_rank * PW,
+                 job.rank - job.even_rank, local.turned_odd);
+        C* geven = local.geven + panel * (job.k + 1) * PW;
+        C* godd = local.godd + panel * job.k * PW;
+        for (int v = 0; v < PW; v += L) store(geven + v, load<V>(geven + v) + load<V>(local.turned_even + v));
+        for (int64_t j = 0; j < job.k; ++j)
+            for (int v = 0; v < PW; v += L) {
+                const V e = load<V>(local.turned_even + (j + 1) * PW + v), o = load<V>(local.turned_odd + j * PW + v);
+                C* to_e = geven + (j + 1) * PW + v;
+                C* to_o = godd + j * PW + v;
+                store(to_e, load<V>(to_e) + (cos[j] * e - sin[j] * o));
+                store(to_o, load<V>(to_o) + (sin[j] * e + cos[j] * o));
+            }
+    }
+
+    // One block of grad_weight: MR labels x NV vectors of slack columns.
+    template <int MR, int NV>
+    SK_INLINE void grad_weight_block(int64_t t, int64_t slack_panel, C* out, int64_t stride, int64_t columns, bool add) {
+        Block<C, MR, NV> block;
+        block.zero();
+        const C* x = shared.by_slack + slack_panel * job.rows * PW;
+        for (int64_t panel = 0; panel < panels; ++panel) {
+            const int64_t rows = job.rows - panel * PW;
+            const C* g = local.z + (panel * job.tile + t) * PW;
+            if (rows >= PW)
+                block.add(g, PW, 1, x + panel * PW * PW, PW, PW);
+            else
+                block.add(g, PW, 1, x + panel * PW * PW, PW, rows);
+        }
+        if (columns >= NV * L) return add ? block.add_to(out, stride) : block.write(out, stride);
+        C lanes[MR * NV * L];
+        block.write(lanes, NV * L);
+        for (int i = 0; i < MR; ++i)
+            for (int64_t j = 0; j < columns; ++j)
+                out[i * stride + j] = lanes[i * NV * L + j] + (add ? out[i * stride + j] : C(0));
+    }
+
+    void grad_weight(int64_t at, int64_t count) {
+        const bool narrow = narrows_grad_weight<C>(job);
+        C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
+        const int64_t stride = narrow ? copied_stride<C>(job) : job.grad_weight_stride;
+        const bool add = job.accumulate && !narrow;
+        for (int64_t first = 0, sp = 0; first < job.slack; first += PW, ++sp) {
+            const int64_t columns = job.slack - first < PW ? job.slack - first : PW;
+            if (columns > L)
+                for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
+                    grad_weight_block<decltype(r)::value, 2>(t, sp, out + t * stride + first, stride, columns, add);
+                });
+            else
+                for_row_blocks<2 * kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
+                    grad_weight_block<decltype(r)::value, 1>(t, sp, out + t * stride + first, stride, columns, add);
+                });
+        }
+        if (!narrow) return;
+        with_storage<C>(job.grad_weight_dtype, job.grad_weight, [&](auto* to) {
+            using E = std::remove_reference_t<decltype(*to)>;
+            for (int64_t t = 0; t < count; ++t) {
+                E* row = to + (at + t) * job.grad_weight_stride;
+                const C* from = local.gweight + t * stride;
+                for (int64_t j = 0; j < job.slack; ++j)
+                    row[j] = Narrow<E, C>::from(from[j] + (job.accumulate ? widen<C>(row[j]) : C(0)));
+            }
+        });
+    }
+
+    void grad_bias(int64_t at, int64_t count) {
+        C* out = static_cast<C*>(job.grad_bias) + at;
+        for (int64_t t = 0; t < count; ++t) {
+            V sums[2] = {V{}, V{}};
+            for (int64_t panel = 0; panel < panels; ++panel) {
+                const C* g = local.z + (panel * job.tile + t) * PW;
+                const C* scale = shared.scale + panel * PW;
+                sums[0] += load<V>(g) * load<V>(scale);
+                sums[1] += load<V>(g + L) * load<V>(scale + L);
+            }
+            C lanes[L], sum = job.accumulate ? out[t] : C(0);
+            store(lanes, sums[0] + sums[1]);
+            for (int i = 0; i < L; ++i) sum += lanes[i];
+            out[t] = sum;
+        }
+    }
+};
+
+template <class C>
+void run_phase(const Job& job, Phase phase, int thread) {
+    if (phase == Phase::tiles) return Tiles<C>(job, thread).run();
+    const Shared<C> shared(job);
+    int64_t first, last;
+    panel_share<C>(job, thread, first, last);
+    for (int64_t panel = first; panel < last; ++panel)
+        phase == Phase::pack ? pack_panel(job, shared, panel) : reduce_panel(job, shared, panel);
+}
+
+void run(const Job& job, Phase phase, int thread) {
+    job.dtype == Dtype::f64 ? run_phase<double>(job, phase, thread) : run_phase<float>(job, phase, thread);
+}
+
+size_t workspace_bytes(const Job& job) {
+    return job.dtype == Dtype::f64 ? workspace_bytes_for<double>(job) : workspace_bytes_for<float>(job);
+}
+
+}  // namespace
+}  // namespace sk

@@ -1,0 +1,81 @@
+#include "fused_loss.cuh"
+
+#include "launch.cuh"
+
+namespace sk {
+
+void fused_loss(const LaunchOn& on, const Problem& p, const FusedLoss& f) {
+    if (p.batch == 0 || p.labels == 0) return;
+    with_kind(p.dtype, [&](auto kind) {
+        using K = decltype(kind);
+        using Acc = typename K::Acc;
+        FusedLossArgs<K> args{};
+        args.tile = tile_args<K>(p);
+        args.sparse = f.sparse, args.indices = f.indices, args.at = f.at, args.label_start = f.label_start;
+        args.dense = static_cast<const Acc*>(f.dense), args.dense_stride = f.dense_stride;
+        args.loss = f.loss;
+        args.label_weight = static_cast<const Acc*>(f.label_weight);
+        args.pos_weight = static_cast<const Acc*>(f.pos_weight);
+        args.row_factor = static_cast<const Acc*>(f.row_factor);
+        args.out_scale = static_cast<const Acc*>(f.out_scale);
+        args.row_sums = f.row_sums;
+        args.need_x = f.need_x;
+        args.slabs = static_cast<Acc*>(f.slabs), args.grad_c = static_cast<Acc*>(f.grad_c);
+        args.grad_weight = f.grad_weight, args.grad_weight_narrow = f.grad_weight_narrow;
+        args.accumulate_weight = f.accumulate_weight;
+        args.grad_bias = static_cast<Acc*>(f.grad_bias), args.accumulate_bias = f.accumulate_bias;
+        launch(on, "fused_loss", fused_loss_kernel<K>, dim3(static_cast<unsigned>(f.blocks)), FusedShared<K>::bytes,
+               args);
+    });
+}
+
+int64_t rows_per_group(DType dtype) {
+    int64_t rows = 0;
+    with_kind(dtype, [&](auto kind) { rows = decltype(kind)::ROWS; });
+    return rows;
+}
+
+int64_t resident_blocks(DType dtype, int device) {
+    const DeviceGuard guard(device);
+    int processors = 0, per_processor = 0;
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+    with_kind(dtype, [&](auto kind) {
+        using K = decltype(kind);
+        check(cudaFuncSetAttribute(fused_loss_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   FusedShared<K>::bytes),
+              "fused_loss");
+        check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, fused_loss_kernel<K>, THREADS,
+                                                            FusedShared<K>::bytes),
+              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    });
+    return static_cast<int64_t>(processors) * std::max(per_processor, 1);
+}
+
+int64_t tile_labels() { return TILE; }
+
+int device_count() {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return count;
+}
+
+std::string devices() {
+    int count = 0;
+    if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+        cudaGetLastError();
+        return std::string("no CUDA driver: ") + cudaGetErrorString(error);
+    }
+    std::string names;
+    for (int i = 0; i < count; ++i) {
+        cudaDeviceProp properties;
+        check(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
+        names += (i ? ", " : "") + std::string(properties.name) + " (sm_" +
+                 std::to_string(properties.major * 10 + properties.minor) + ")";
+    }
+    return count ? names : "no GPU";
+}
+
+}  // namespace sk

@@ -1,0 +1,82 @@
+// What the launchers share: device guard, checks, and the dispatch from a dtype to a kernel's type.
+#pragma once
+
+#include <algorithm>
+
+#include "launch.h"
+#include "tile.cuh"
+
+namespace sk {
+
+inline void check(cudaError_t error, const char* what) {
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // a launch error is not sticky once it has been taken
+    std::string text = std::string(what) + ": " + cudaGetErrorString(error);
+    if (error == cudaErrorInsufficientDriver || error == cudaErrorNoDevice || error == cudaErrorStubLibrary)
+        text += " (no CUDA driver or no GPU that it can use on this machine)";
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion)
+        text += " (sigkernels._cuda was not built for this GPU: rebuild with TORCH_CUDA_ARCH_LIST set to its architecture)";
+    throw CudaError(text);
+}
+
+// Makes a device current, and the one before it again at the end.  This module has its own copy of the runtime.
+class DeviceGuard {
+  public:
+    explicit DeviceGuard(int device) {
+        check(cudaGetDevice(&before_), "cudaGetDevice");
+        if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
+        changed_ = device != before_;
+    }
+    ~DeviceGuard() {
+        if (changed_) cudaSetDevice(before_);
+    }
+    DeviceGuard(const DeviceGuard&) = delete;
+    DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+  private:
+    int before_ = 0;
+    bool changed_ = false;
+};
+
+template <class F>
+void with_kind(DType dtype, F f) {
+    switch (dtype) {
+        case DType::f32: return f(F32{});
+        case DType::tf32: return f(TF32{});
+        case DType::f16: return f(F16{});
+        case DType::bf16: return f(BF16{});
+        case DType::f64: return f(F64{});
+    }
+}
+
+template <class K>
+TileArgs<K> tile_args(const Problem& p) {
+    TileArgs<K> t{};
+    t.x = static_cast<const typename K::Scalar*>(p.x);
+    t.weight = static_cast<const typename K::Scalar*>(p.weight);
+    t.c = static_cast<const typename K::Acc*>(p.c);
+    t.u = static_cast<const typename K::Acc*>(p.u);
+    t.bias = static_cast<const typename K::Scalar*>(p.bias);
+    t.batch = p.batch, t.labels = p.labels, t.tiles = (p.labels + TILE - 1) / TILE;
+    t.slack = static_cast<int>(p.slack), t.rank = static_cast<int>(p.rank);
+    const auto starts = reinterpret_cast<uintptr_t>(p.x) | reinterpret_cast<uintptr_t>(p.weight);
+    t.aligned = starts % 16 == 0 && p.slack * sizeof(typename K::Scalar) % 16 == 0;
+    return t;
+}
+
+// Launches a kernel whose only argument is a struct; its shared memory is above the 48 KB that need no asking.
+template <class Args>
+void launch(const LaunchOn& on, const char* name, void (*kernel)(Args), dim3 grid, int shared_bytes, const Args& args) {
+    const DeviceGuard guard(on.device);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+    SK_LAUNCH(kernel, grid, THREADS, shared_bytes, static_cast<cudaStream_t>(on.stream), args);
+    check(cudaGetLastError(), name);
+}
+
+template <class K>
+dim3 scan_grid(int64_t across, int64_t batch) {
+    const int64_t groups = (batch + K::ROWS - 1) / K::ROWS;
+    return dim3(static_cast<unsigned>(across), static_cast<unsigned>(std::min<int64_t>(groups, 65535)));
+}
+
+}  // namespace sk

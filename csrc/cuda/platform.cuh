@@ -1,0 +1,17 @@
+// What the kernels need from the outside: CUDA's own headers, or the host shim that executes them in tests.
+#pragma once
+
+#ifdef SIGKERNELS_HOST_SHIM
+#include "cuda_shim.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <mma.h>
+// Dynamic shared memory of a block; a macro because the shim keeps one buffer per simulated block.
+#define SK_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define SK_LAUNCH(kernel, grid, threads, bytes, stream, args) kernel<<<grid, threads, bytes, stream>>>(args)
+#endif
+
+#include <math.h>
+#include <stdint.h>

@@ -1,0 +1,19 @@
+#include "topk.cuh"
+
+#include "launch.cuh"
+
+namespace sk {
+
+void topk(const LaunchOn& on, const Problem& p, int64_t ranges, int64_t m, void* keys, int32_t* labels) {
+    if (p.batch == 0 || p.labels == 0 || m == 0) return;
+    with_kind(p.dtype, [&](auto kind) {
+        using K = decltype(kind);
+        using Key = typename OrderKey<typename K::Acc>::type;
+        TopkArgs<K> args{tile_args<K>(p), static_cast<int>(m), static_cast<Key*>(keys), labels};
+        launch(on, "topk", topk_kernel<K>, scan_grid<K>(ranges, p.batch), TopkShared<K>::bytes, args);
+    });
+}
+
+int64_t longest_list() { return MAX_LIST; }
+
+}  // namespace sk

@@ -1,0 +1,299 @@
+"""The cpu backend: the compiled tile loop of ``csrc/cpu`` on torch tensors.
+
+This module owns all memory and turns tensors into the pointers, sizes and strides of one ``_C.Call``; ``docs/kernels.md``
+explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction set.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch  # before _C: the extension then shares torch's OpenMP runtime
+from torch import Tensor
+
+from ..labels import LabelSets
+from ..layer import Layer
+from ..losses import Loss
+from ..plan import plan
+from .interface import LossResult, accumulate_dtype, gradient_dtype
+
+try:
+    from .. import _C  # type: ignore[attr-defined]
+except ImportError as error:
+    _C = None
+    _why: str | None = (
+        f"its compiled core could not be loaded ({error}); "
+        "install a wheel of sigkernels, or a C++17 compiler and run: pip install --force-reinstall sigkernels"
+    )
+else:
+    _why = None
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4, torch.bool: 4}
+_LOSS, _LOGITS, _TOPK, _PREDICT = range(4)
+_KINDS = {"BCE": 0, "Focal": 1, "Asymmetric": 2}
+
+_CHUNK = 256  # rows that a tile holds at a time
+_SHARE_UNIT = 12  # labels: threads split the labels in these units (kShareUnit in csrc/cpu/job.h)
+_TILE_BYTES = 256 * 1024  # of weight and logits that a tile keeps in the second-level cache
+_SMALL = 200_000  # multiplications below which a second thread costs more than it brings
+_HUGE = 4 * 2**20  # bytes of a fresh gradient from which huge pages are asked for
+_CACHE_BYTES = 64 * 2**20
+
+
+def available() -> str | None:
+    return _why
+
+
+def devices() -> tuple[str, ...] | None:
+    return ("cpu",)
+
+
+def supports(loss: Loss) -> str | None:
+    name = type(loss).__name__
+    return None if name in _KINDS else f"it has no kernel for {name}; it has {', '.join(_KINDS)}"
+
+
+def isa() -> str:
+    """The instruction set that calls use now."""
+    return _C.isa(os.environ.get("SIGKERNELS_ISA", ""))[0]
+
+
+def fused_loss(
+    x: Tensor,
+    layer: Layer,
+    targets: LabelSets | Tensor,
+    loss: Loss,
+    row_scale: float | Tensor,
+    needs: tuple[bool, bool, bool],
+    grad_weight_into: Tensor | None = None,
+) -> LossResult:
+    needs_x, needs_weight, needs_bias = needs
+    real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
+    call = _Call(x, layer, _LOSS)
+    rows = torch.zeros(batch, dtype=torch.float64)
+    grad_x = torch.zeros(x.shape, dtype=real) if needs_x else None
+    grad_bias = torch.zeros(labels, dtype=real) if needs_bias else None
+    grad_weight, fresh = _weight_gradient(x, layer, grad_weight_into) if needs_weight else (None, False)
+    if batch and labels:
+        c = call.c
+        _set_targets(call, targets, layer)
+        _set_loss(call, loss, layer, real)
+        if isinstance(row_scale, Tensor):
+            scale = row_scale.to(real).contiguous()
+        else:
+            scale = torch.full((batch,), row_scale, dtype=real)
+        c.row_scale = call.keep(scale)
+        c.row_loss = rows.data_ptr()
+        c.needs_x, c.needs_weight, c.needs_bias = needs
+        if grad_x is not None:
+            c.grad_x = grad_x.data_ptr()
+        if grad_bias is not None:
+            c.grad_bias = grad_bias.data_ptr()
+        if grad_weight is not None:
+            c.grad_weight, c.grad_weight_stride = grad_weight.data_ptr(), grad_weight.stride(0)
+            c.grad_weight_dtype = _DTYPES[grad_weight.dtype]
+            c.accumulate = not fresh
+        if grad_bias is not None and not fresh:
+            grad_bias.zero_()
+        call.run()
+    elif fresh and grad_weight is not None:
+        grad_weight.zero_()
+    out = gradient_dtype(x.dtype)
+    if grad_weight is not None:
+        if grad_weight_into is not None and grad_weight is not grad_weight_into:
+            grad_weight = grad_weight_into.add_(grad_weight)
+        elif grad_weight_into is None:
+            grad_weight = grad_weight.to(out)
+    return LossResult(
+        rows,
+        None if grad_x is None else grad_x.to(out),
+        grad_weight,
+        None if grad_bias is None else grad_bias.to(out),
+    )
+
+
+def logits(x: Tensor, layer: Layer) -> Tensor:
+    out = torch.empty(x.shape[0], layer.num_rows, dtype=x.dtype)
+    if out.numel():
+        call = _Call(x, layer, _LOGITS)
+        _huge_pages(out)
+        call.c.out, call.c.out_stride = out.data_ptr(), out.stride(0)
+        call.run()
+    return out
+
+
+def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+    values = torch.empty(x.shape[0], m, dtype=accumulate_dtype(x.dtype))
+    labels = torch.empty(x.shape[0], m, dtype=torch.int64)
+    if values.numel():
+        call = _Call(x, layer, _TOPK)
+        call.c.keep, call.c.top_values, call.c.top_labels = m, values.data_ptr(), labels.data_ptr()
+        call.run()
+    return values.to(x.dtype), labels
+
+
+def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+    batch = x.shape[0]
+    offsets = torch.zeros(batch + 1, dtype=torch.int64)
+    if not batch or not layer.num_rows:
+        return LabelSets._trusted(torch.empty(0, dtype=torch.int64), offsets, layer.num_labels)
+    call = _Call(x, layer, _PREDICT)
+    call.c.threshold = threshold
+    found = _C.predict(call.c, call.isa)
+    indices = torch.empty(found.total, dtype=torch.int64)
+    found.write(batch, offsets.data_ptr(), indices.data_ptr())
+    return LabelSets._trusted(indices, offsets, layer.num_labels)
+
+
+class _Call:
+    """A ``_C.Call`` with the input and the layer filled in, and whatever it points to kept alive."""
+
+    def __init__(self, x: Tensor, layer: Layer, consumer: int) -> None:
+        self.c = c = _C.Call()
+        self.kept: list[Any] = []
+        self.isa = os.environ.get("SIGKERNELS_ISA", "")
+        real = accumulate_dtype(x.dtype)
+        batch, labels, slack = x.shape[0], layer.num_rows, layer.weight.shape[1]
+        x, weight = _unit_stride(x), _unit_stride(layer.weight)
+        threads = min(torch.get_num_threads(), -(-labels // _SHARE_UNIT) or 1)
+        if batch * labels * (slack + 16) < _SMALL:
+            threads = 1
+        tile = _tile(labels, slack, min(batch, _CHUNK), threads, real.itemsize)
+        c.consumer, c.dtype, c.threads, c.tile, c.chunk = consumer, _DTYPES[x.dtype], threads, tile, _CHUNK
+        c.rows, c.labels, c.slack, c.label_start, c.k = batch, labels, slack, layer.label_start, layer.k
+        c.x, c.x_stride = self.keep(x), x.stride(0)
+        c.weight, c.weight_stride = self.keep(weight), weight.stride(0)
+        if layer.bias is not None:
+            c.bias = self.keep(layer.bias.to(real).contiguous())
+        if layer.k >= 0:
+            made = _prepare(layer, labels, tile, threads, real)
+            c.rank, c.even_rank = made.rank, made.even_rank
+            c.u, c.v_even, c.v_odd, c.cos, c.sin = made.pointers
+            self.kept.append(made)
+
+    def keep(self, tensor: Tensor) -> int:
+        """The address of a tensor that lives as long as this call."""
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def run(self) -> None:
+        _C.run(self.c, self.isa)
+
+
+def _unit_stride(a: Tensor) -> Tensor:
+    """The same matrix with its rows contiguous; a copy only where they are not."""
+    return a if a.stride(1) == 1 or a.shape[1] <= 1 else a.contiguous()
+
+
+def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> int:
+    """Labels per tile: what fits in the cache, and no more than a thread has."""
+    fitting = _TILE_BYTES // (itemsize * (slack + rows))
+    tile = max(48, min(192, fitting // _SHARE_UNIT * _SHARE_UNIT))
+    share = -(-labels // (threads * _SHARE_UNIT)) * _SHARE_UNIT
+    tiles = -(-share // tile)
+    return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
+
+
+def _set_targets(call: _Call, targets: LabelSets | Tensor, layer: Layer) -> None:
+    c = call.c
+    if isinstance(targets, LabelSets):
+        c.indices, c.offsets = call.keep(targets.indices.contiguous()), call.keep(targets.offsets.contiguous())
+        if not targets.indices.numel():
+            c.indices = c.offsets  # never read, but "sparse" must not look like "none"
+        return
+    if targets.dtype not in _DTYPES:
+        targets = targets.to(torch.float32)
+    c.dense, c.dense_dtype = call.keep(targets), _DTYPES[targets.dtype]
+    c.dense_stride, c.dense_step = targets.stride()
+
+
+def _set_loss(call: _Call, loss: Any, layer: Layer, real: torch.dtype) -> None:
+    c, kind = call.c, _KINDS[type(loss).__name__]
+    c.loss_kind = kind
+    if kind == 0:
+        c.label_smoothing = loss.label_smoothing
+    elif kind == 1:
+        c.gamma_pos = c.gamma_neg = loss.gamma
+        c.alpha_pos, c.alpha_neg = (1.0, 1.0) if loss.alpha is None else (loss.alpha, 1 - loss.alpha)
+    else:
+        c.gamma_pos, c.gamma_neg, c.clip, c.eps = loss.gamma_pos, loss.gamma_neg, loss.clip, loss.eps
+        c.detach_focus = int(loss.detach_focus)
+    here = slice(layer.label_start, layer.label_start + layer.num_rows)
+    if loss.weight is not None:
+        c.label_weight = call.keep(loss.weight[here].to(real).contiguous())
+    if loss.pos_weight is not None:
+        c.pos_weight = call.keep(loss.pos_weight[here].to(real).contiguous())
+
+
+def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None) -> tuple[Tensor, bool]:
+    """(the buffer that the loop writes, whether it is fresh).
+
+    A 16-bit buffer takes the sum over one chunk of rows only: more would be rounded in between.
+    """
+    real = accumulate_dtype(x.dtype)
+    one_chunk = x.shape[0] <= _CHUNK
+    if into is not None and (into.stride(1) == 1 or into.shape[1] <= 1):
+        half = into.dtype in (torch.bfloat16, torch.float16) and real == torch.float32
+        if into.dtype == real or (half and one_chunk):
+            return into, False
+    dtype = gradient_dtype(x.dtype) if one_chunk and into is None else real
+    fresh = torch.empty(layer.weight.shape, dtype=dtype)
+    _huge_pages(fresh)
+    return fresh, True
+
+
+def _huge_pages(fresh: Tensor) -> None:
+    size = fresh.numel() * fresh.itemsize
+    if size >= _HUGE:
+        _C.advise_huge_pages(fresh.data_ptr(), size)
+
+
+class _Prepared(NamedTuple):
+    """A DFT plan in the dtype and for the tiles of a call."""
+
+    arrays: tuple[np.ndarray, ...]  # u [T, r], v_even [r_e, k+1], v_odd [r_o, k], cos [tiles, k], sin [tiles, k]
+    pointers: tuple[int, ...]
+    rank: int
+    even_rank: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays)
+
+
+_cache: OrderedDict[tuple[Any, ...], _Prepared] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _prepare(layer: Layer, labels: int, tile: int, threads: int, real: torch.dtype) -> _Prepared:
+    """Cached; the least recently used go when the cache passes 64 MiB."""
+    key = (layer.num_labels, layer.k, layer.label_start, labels, tile, threads, real)
+    with _lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]
+    double = real == torch.float64
+    made = plan(layer.num_labels, layer.k, tile, 1e-16 if double else 2e-8)
+    starts = _tile_starts(labels, tile, threads)
+    cos, sin = made.rotations(layer.label_start + starts + tile // 2)
+    even = made.even_rank
+    dtype = np.float64 if double else np.float32
+    parts = (made.u, made.v[:even, np.r_[0, 1 : 2 * layer.k + 1 : 2]], made.v[even:, 2::2], cos, sin)
+    arrays = tuple(np.ascontiguousarray(a, dtype=dtype) for a in parts)
+    prepared = _Prepared(arrays, tuple(a.ctypes.data for a in arrays), made.rank, even)
+    with _lock:
+        _cache[key] = prepared
+        while len(_cache) > 1 and sum(p.nbytes for p in _cache.values()) > _CACHE_BYTES:
+            _cache.popitem(last=False)
+    return prepared
+
+
+def _tile_starts(labels: int, tile: int, threads: int) -> np.ndarray:
+    """The first label of every tile, thread by thread (share_of in csrc/cpu/job.h)."""
+    units = -(-labels // _SHARE_UNIT)
+    bounds = [min(units * t // threads * _SHARE_UNIT, labels) for t in range(threads)] + [labels]
+    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])

@@ -1,0 +1,60 @@
+"""The LML projection by the compiled core; ``ops/lml.py`` has the mathematics, ``csrc/cpu/lml_kernel.h`` the kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .torch_lml import Root
+
+_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+_SOLVE, _PROJECT, _PULLBACK, _SPREAD = range(4)
+
+
+def solve(z: Tensor, k: int) -> Root:
+    root = _new_root(z)
+    _run(_SOLVE, z.contiguous(), root, k=k)
+    return root
+
+
+def project(z: Tensor, k: int) -> tuple[Tensor, Root]:
+    root, y = _new_root(z), torch.empty_like(z, memory_format=torch.contiguous_format)
+    _run(_PROJECT, z.contiguous(), root, k=k, out=y.data_ptr())
+    return y, root
+
+
+def pullback(grad: Tensor, z: Tensor, root: Root) -> Tensor:
+    out, grad = torch.empty_like(z, memory_format=torch.contiguous_format), grad.contiguous()
+    _run(_PULLBACK, z.contiguous(), root, grad=grad.data_ptr(), out=out.data_ptr())
+    return out
+
+
+def spread(z: Tensor, root: Root, total: Tensor, out: Tensor | None = None) -> Tensor:
+    total = total.to(torch.float64).contiguous()
+    if out is None:
+        out = torch.empty_like(z, memory_format=torch.contiguous_format)
+    _run(_SPREAD, z.contiguous(), root, total=total.data_ptr(), out=out.data_ptr())
+    return out
+
+
+def _new_root(z: Tensor) -> Root:
+    return Root(*(torch.empty(z.shape[0], dtype=torch.float64) for _ in range(2)))
+
+
+def _run(step: int, z: Tensor, root: Root, **arguments: Any) -> None:
+    from .. import _C  # type: ignore[attr-defined]
+
+    _C.lml(
+        step=step,
+        dtype=_DTYPES[z.dtype],
+        rows=z.shape[0],
+        n=z.shape[1],
+        z=z.data_ptr(),
+        nu=root.nu.data_ptr(),
+        slope=root.slope.data_ptr(),
+        isa="avx2",
+        threads=torch.get_num_threads(),
+        **arguments,
+    )

@@ -1,0 +1,98 @@
+"""Block sizes per architecture: a short table that was compiled ahead and checked for spills, and an optional tuner.
+
+The table decides without measuring anything. ``SIGKERNELS_TRITON_TUNE=1`` times the table's candidates once per (kernel, device, dtype,
+shape class) and keeps the fastest: worth it for long training runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+TILE = 64  # labels per tile: BN. The DFT part of a tile has rank ≈ 2k·64/n + 5
+MAX_LIST = 64  # the longest list the top-m kernel keeps; beyond it logits are sorted chunk by chunk
+
+
+class Config(NamedTuple):
+    """Rows per block, slack columns per step, and how the compiler lays the block out."""
+
+    BM: int
+    BK: int
+    num_warps: int
+    num_stages: int
+
+
+# First entry: the choice without a tuner. Elementwise work on a tile costs registers: the losses take fewer rows, or more
+# warps, than the bare logits; the lists of topk fewer still. tests/kernels compiles these ahead and refuses a spill.
+_TABLE: dict[str, dict[str, tuple[Config, ...]]] = {
+    "logits": {
+        "16-bit": (Config(128, 64, 4, 3), Config(64, 64, 4, 3)),
+        "float32": (Config(64, 32, 4, 3),),
+        "float64": (Config(32, 16, 4, 2),),
+    },
+    "fused_loss": {
+        "16-bit": (Config(64, 64, 8, 3), Config(64, 32, 8, 3)),
+        "float32": (Config(32, 32, 8, 2),),
+        "float64": (Config(16, 16, 8, 2),),
+    },
+    "predict": {
+        "16-bit": (Config(64, 64, 8, 3),),
+        "float32": (Config(64, 32, 8, 2),),
+        "float64": (Config(32, 16, 8, 2),),
+    },
+    "topk": {
+        "16-bit": (Config(32, 64, 4, 3),),
+        "float32": (Config(32, 32, 4, 3),),
+        "float64": (Config(16, 16, 4, 2),),
+    },
+}
+_HIP_STAGES = 2  # AMD's compiler pipelines through registers: a third stage only spills
+
+
+def candidates(platform: str, dtype: torch.dtype, kernel: str) -> tuple[Config, ...]:
+    """The configurations of a kernel on "cuda" or "hip", best guess first."""
+    kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16-bit")
+    table = _TABLE[kernel][kind]
+    if platform == "hip":
+        table = tuple(config._replace(num_stages=min(config.num_stages, _HIP_STAGES)) for config in table)
+    return table
+
+
+def platform() -> str:
+    """ "cuda" or "hip": whose device torch drives. The interpreter counts as cuda."""
+    return "hip" if torch.version.hip else "cuda"
+
+
+_chosen: dict[tuple[object, ...], Config] = {}
+
+
+def choose(kernel: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Config:
+    """The configuration for a launch: the measured one if a tuner ran for this shape class, else the table's first."""
+    return _chosen.get(_key(kernel, dtype, device, shape)) or candidates(platform(), dtype, kernel)[0]
+
+
+def tune(
+    kernel: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    shape: tuple[int, ...],
+    run: Callable[[Config], object],
+) -> None:
+    """Times ``run`` with every candidate and remembers the fastest. Does nothing unless asked, or when already done."""
+    key = _key(kernel, dtype, device, shape)
+    if not os.environ.get("SIGKERNELS_TRITON_TUNE") or device.type != "cuda" or key in _chosen:
+        return
+    if torch.cuda.is_current_stream_capturing():
+        return  # a graph cannot be timed while it is captured: the table decides
+    from triton.testing import do_bench
+
+    options = candidates(platform(), dtype, kernel)
+    _chosen[key] = min(options, key=lambda config: do_bench(lambda: run(config), warmup=5, rep=20))
+
+
+def _key(kernel: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> tuple[object, ...]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return kernel, dtype, name, *(size.bit_length() for size in shape)

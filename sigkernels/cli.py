@@ -1,0 +1,55 @@
+"""The ``sigkernels`` command.
+
+A command is a module with ``add_parser(subparsers)`` and ``run(args) -> exit code``. Exit codes: 0 done,
+2 bad input (one line says which), 130 interrupted; a command may give others a meaning of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from sigkernels import __version__
+
+COMMANDS = {
+    "env": "sigkernels.env",
+    "demo": "sigkernels.demo.command",
+    "bench": "sigkernels.bench_command",
+}
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands. The modules it imports are light: work is imported when it is run."""
+    parser = argparse.ArgumentParser(
+        prog="sigkernels",
+        description="Multi-label output layers: fused losses, heads that can predict every label set, and proofs.",
+    )
+    parser.add_argument("--version", action="version", version=f"sigkernels {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
+    for module in COMMANDS.values():
+        importlib.import_module(module).add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. ``SIGKERNELS_DEBUG=1`` shows the traceback of a refused input."""
+    args = build_parser().parse_args(argv)
+    try:
+        return importlib.import_module(COMMANDS[args.command]).run(args)
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes it on its way out
+        return 0
+    except KeyboardInterrupt:
+        print(f"sigkernels {args.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, OSError) as error:
+        if os.environ.get("SIGKERNELS_DEBUG"):
+            raise
+        message = " ".join(str(error).split())
+        print(f"sigkernels {args.command}: error: {message}", file=sys.stderr)
+        return BAD_INPUT

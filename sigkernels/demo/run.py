@@ -1,0 +1,91 @@
+"""The whole demo: data, three trainings, proofs, report."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sigkernels import datasets, env
+from sigkernels.demo import models, report
+from sigkernels.demo.train import BATCH, Result, train
+
+TEST_EXAMPLES = 5000
+FULL = {"epochs": 3, "sets": 500, "train": None}
+QUICK = {"epochs": 2, "sets": 100, "train": 40 * BATCH}
+
+
+@dataclass
+class Outcome:
+    """What a run of the demo found and how it was run."""
+
+    results: list[Result]
+    about: dict[str, Any]
+
+
+def run_demo(
+    quick: bool = False,
+    epochs: int | None = None,
+    width: int = 25,
+    sets: int | None = None,
+    seed: int = 0,
+    output: Path = Path("demo/report.html"),
+) -> Outcome:
+    """Train, verify, write the report to ``output``; see ``sigkernels demo --help`` for the arguments."""
+    defaults = QUICK if quick else FULL
+    epochs = defaults["epochs"] if epochs is None else epochs
+    sets = defaults["sets"] if sets is None else sets
+    for name, value, least in (("epochs", epochs, 1), ("width", width, 1), ("sets", sets, 0), ("seed", seed, 0)):
+        if value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    if sets > TEST_EXAMPLES:
+        raise ValueError(f"--sets must be at most the {TEST_EXAMPLES} test examples, got {sets}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.is_dir():
+        raise ValueError(f"--output must be a file, but {output} is a directory")
+
+    started = time.perf_counter()
+    data = datasets.debian_deps()
+    train_set, test_set = data.split(TEST_EXAMPLES)
+    if defaults["train"]:
+        train_set = train_set[: defaults["train"]]
+    verified = test_set[:sets]
+    num_labels, k = data.labels.num_labels, data.labels.max_active
+    results = [
+        Result("plain", "nn.Linear and BCEWithLogits, plain torch"),
+        Result("bottleneck", f"LinearHead(bottleneck={width}), fused"),
+        Result("dft", f"DFTHead(k={k}, slack={width}), fused"),
+    ]
+    for result in results:
+        model = models.build(result.name, data.features.num_labels, num_labels, k, width, seed)
+        train(result, model, train_set, test_set, epochs, seed)
+        if sets:
+            verify(result, model, verified)
+    about = {
+        "command": " ".join(["sigkernels", *sys.argv[1:]]),
+        "epochs": epochs,
+        "width": width,
+        "k": k,
+        "seed": seed,
+        "num_labels": num_labels,
+        "train_examples": len(train_set),
+        "test_examples": len(test_set),
+        "verified_sets": sets,
+        "seconds": time.perf_counter() - started,
+        "environment": env.collect(),
+    }
+    output.write_text(report.page(results, verified, about), encoding="utf-8")
+    return Outcome(results, about)
+
+
+def verify(result: Result, model: models.Model, verified: datasets.SparseDataset) -> None:
+    """Proves for each label set of ``verified`` whether any input reaches it; fills that part of ``result``."""
+    started = time.perf_counter()
+    proofs = model.verify(verified.labels)
+    verdicts = [getattr(verdict, "name", str(verdict)) for verdict in proofs.verdicts]
+    result.verdicts = dict(Counter(verdicts))
+    result.impossible = [row for row, verdict in enumerate(verdicts) if verdict == "UNARGMAXABLE"]
+    result.verify_seconds = time.perf_counter() - started

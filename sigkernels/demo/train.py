@@ -1,0 +1,110 @@
+"""Trains one model of the demo and measures it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from sigkernels.datasets import SparseDataset
+from sigkernels.demo import models
+from sigkernels.demo.memory import peak_bytes
+from sigkernels.metrics import RankingMetrics
+
+LEARNING_RATE = 1e-3
+BATCH = 256
+CUTOFFS = (5, 10)
+
+
+@dataclass
+class Result:
+    """What the demo tells about one head. ``verdicts`` counts the verified test sets by verdict."""
+
+    name: str
+    what: str
+    head_parameters: int = 0
+    losses: list[float] = field(default_factory=list)  # per step
+    f1_at_5: list[float] = field(default_factory=list)  # per epoch
+    f1_at_10: list[float] = field(default_factory=list)
+    step_ms: float = 0.0
+    head_peak_bytes: int | None = None
+    train_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    verdicts: dict[str, int] = field(default_factory=dict)
+    impossible: list[int] = field(default_factory=list)  # rows of the verified sets, proved
+
+    @property
+    def impossible_share(self) -> float:
+        """Share of the verified test sets that no input can produce, each with its proof."""
+        return len(self.impossible) / max(sum(self.verdicts.values()), 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"impossible_share": self.impossible_share}
+
+
+def f1_at(model: models.Model, data: SparseDataset, cutoffs: tuple[int, ...] = CUTOFFS) -> list[float]:
+    """F1@m over ``data``, for each m of ``cutoffs``."""
+    ranking = RankingMetrics(data.labels.num_labels, m=cutoffs)
+    with torch.no_grad():
+        for batch in data.batches(1000):
+            ranking.update(model.head.topk(model.encoder(batch.features), max(cutoffs))[1], batch.labels)
+    scores = ranking.compute()
+    return [scores[f"F1@{m}"] for m in cutoffs]
+
+
+def train(
+    result: Result,
+    model: models.Model,
+    train_set: SparseDataset,
+    test_set: SparseDataset,
+    epochs: int,
+    seed: int,
+    progress: Callable[..., Any] = tqdm,
+) -> None:
+    """Adam for ``epochs`` epochs; fills the training part of ``result``."""
+    result.head_parameters = model.head_parameters()
+    # Before training: what stays of a memory measurement is nothing but gradients that are about to go.
+    batch = next(train_set.batches(BATCH, seed=seed))
+    result.head_peak_bytes = head_peak(model, batch)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    steps = epochs * (len(train_set) // BATCH)
+    seconds = []
+    started = time.perf_counter()
+    with progress(total=steps, desc=f"{result.name:<11}", unit="step", disable=None) as bar:
+        for epoch in range(epochs):
+            for batch in train_set.batches(BATCH, seed=seed * 1000 + epoch, drop_last=True):
+                step_started = time.perf_counter()
+                optimizer.zero_grad(set_to_none=True)
+                loss = model.loss(batch)
+                loss.backward()
+                optimizer.step()
+                seconds.append(time.perf_counter() - step_started)
+                result.losses.append(float(loss.detach()))
+                bar.update()
+            scores = f1_at(model, test_set)
+            result.f1_at_5.append(scores[0])
+            result.f1_at_10.append(scores[1])
+            bar.set_postfix({"loss": f"{result.losses[-1]:.1f}", "F1@5": f"{scores[0]:.3f}"})
+    result.train_seconds = time.perf_counter() - started
+    result.step_ms = 1000 * statistics.median(seconds)
+
+
+def head_peak(model: models.Model, batch: SparseDataset) -> int | None:
+    """Peak memory that the head adds in one step: loss, gradient of its input, gradients of its weights."""
+    with torch.no_grad():
+        hidden = model.encoder(batch.features)
+
+    def step() -> None:
+        model.head.zero_grad(set_to_none=True)
+        leaf = hidden.clone().requires_grad_()
+        model.head.loss(leaf, batch.labels, reduction="sum").backward()
+
+    try:
+        return peak_bytes(step)
+    finally:
+        model.head.zero_grad(set_to_none=True)

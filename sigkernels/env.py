@@ -1,0 +1,147 @@
+"""``sigkernels env``: what is installed, what was compiled and how, and which backends can run here and why."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from sigkernels import __version__
+
+PACKAGES = ("torch", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x", "pybind11")
+ISA_FEATURES = ("avx512_bf16", "avx512bw", "avx512f", "fma", "f16c", "avx2", "asimd", "sve")
+EXTENSIONS = {
+    "sigkernels._C": "the CPU kernels: install g++ and the Python headers (python3-dev), then reinstall with "
+    "SIGKERNELS_REQUIRE_EXT=1 to see why a build fails",
+    "sigkernels._cuda": "the CUDA kernels: reinstall with SIGKERNELS_CUDA=1 where nvcc is",
+}
+
+
+def collect() -> dict[str, Any]:
+    """Everything ``sigkernels env`` shows, as plain data (JSON-able)."""
+    import torch
+
+    import sigkernels as sk
+
+    return {
+        "sigkernels": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": _cpu(),
+        "threads": {
+            "torch": torch.get_num_threads(),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        },
+        "extensions": {name: _extension(name) for name in EXTENSIONS},
+        "backends": sk.backend_status(),
+        "forced_backend": os.environ.get("SIGKERNELS_BACKEND"),
+        "gpus": _gpus(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> dict[str, Any]:
+    """Model and the instruction sets that matter here; from /proc/cpuinfo, so empty where there is none."""
+    fields: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    return {
+        "model": fields.get("model name") or platform.processor() or platform.machine(),
+        "isa": [name for name in ISA_FEATURES if name in flags],
+    }
+
+
+def _extension(name: str) -> dict[str, Any]:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        return {"built": not missing, "why": f"not built ({EXTENSIONS[name]})" if missing else str(error)}
+    # _cuda is built only on request and has no more to tell than that it is there.
+    info = module.build_info() if hasattr(module, "build_info") else {}
+    return {"built": True, "why": None, "file": Path(str(module.__file__)).name, **info}
+
+
+def _gpus() -> dict[str, Any]:
+    import torch
+
+    devices = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            devices.append(
+                {
+                    "name": properties.name,
+                    "capability": f"{properties.major}.{properties.minor}",
+                    "memory_gib": round(properties.total_memory / 2**30, 1),
+                }
+            )
+        return {"devices": devices, "why": None}
+    built_for = torch.version.cuda or getattr(torch.version, "hip", None)
+    why = "torch sees no GPU or no driver" if built_for else f"torch {torch.__version__} is a CPU build"
+    return {"devices": devices, "why": why}
+
+
+def render(info: dict[str, Any]) -> str:
+    """``collect()`` for people."""
+    lines = [f"sigkernels {info['sigkernels']}"]
+
+    def line(name: str, text: object) -> None:
+        lines.append(f"  {name:<12} {text}")
+
+    line("python", f"{info['python']} on {info['platform']}")
+    line("packages", ", ".join(f"{name} {version}" for name, version in info["packages"].items() if version))
+    line("processor", f"{info['cpu']['model']} ({' '.join(info['cpu']['isa']) or 'instruction sets unknown'})")
+    threads = info["threads"]
+    omp = f", OMP_NUM_THREADS={threads['OMP_NUM_THREADS']}" if threads["OMP_NUM_THREADS"] else ""
+    line("threads", f"{threads['torch']} (torch) on {threads['cores']} usable cores{omp}")
+    for gpu in info["gpus"]["devices"]:
+        line("gpu", f"{gpu['name']}, compute {gpu['capability']}, {gpu['memory_gib']} GiB")
+    if not info["gpus"]["devices"]:
+        line("gpu", f"none: {info['gpus']['why']}")
+    lines.append("extensions")
+    for name, extension in info["extensions"].items():
+        line(name.partition(".")[2], extension["why"] or extension["file"])
+        for key, value in extension.items():
+            if key not in ("built", "why", "file"):
+                text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+                lines.append(f"      {key:<10} {text}")
+    lines.append("backends")
+    for name, why_not in info["backends"].items():
+        line(name, f"not available: {why_not}" if why_not else "available")
+    if info["forced_backend"]:
+        line("forced", f"SIGKERNELS_BACKEND={info['forced_backend']}")
+    return "\n".join(lines)
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "env",
+        help="versions, compiled extensions, backends and why each can or cannot run here",
+        description="Shows versions, the compiled extensions with their flags and instruction sets, the backends "
+        "with the reason where one is not available, threads and GPUs. Paste it into a bug report.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    info = collect()
+    print(json.dumps(info, indent=2) if args.json else render(info))
+    return 0

@@ -1,0 +1,212 @@
+"""Losses that are a sum over labels, ``f = w·(pw·y·P(z) + (1-y)·N(z))``: BCE, focal and asymmetric.
+
+P is the value at a positive label, N at a negative one; ``weight`` and ``pos_weight`` mean what they mean in torch.
+All of them come from log σ(z) and log σ(-z), so that nothing is lost or overflows where σ is 0 or 1 to the last bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import Loss
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BCE(Loss):
+    """Binary cross-entropy on logits, ``w·(pw·y·softplus(-z) + (1-y)·softplus(z))``, as torch has it.
+
+    Args:
+        weight: ``[n]``, a factor for each label.
+        pos_weight: ``[n]``, a factor for the positive part of each label.
+        label_smoothing: ``a`` in [0, 1] replaces ``y`` by ``y(1-a) + a/2``.
+    """
+
+    weight: Tensor | None = None
+    pos_weight: Tensor | None = None
+    label_smoothing: float = 0.0
+
+    number_fields: ClassVar[tuple[str, ...]] = ("label_smoothing",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.label_smoothing <= 1.0:
+            raise ValueError(f"label_smoothing must lie in [0, 1], got {self.label_smoothing}")
+
+    def _smooth(self, y: Tensor) -> Tensor:
+        a = self.label_smoothing
+        return y * (1 - a) + a / 2 if a else y
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        y = self._smooth(y)
+        positive = -y * F.logsigmoid(z)
+        if self.pos_weight is not None:
+            positive = positive * self.pos_weight
+        f = positive - (1 - y) * F.logsigmoid(-z)
+        return f if self.weight is None else f * self.weight
+
+    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y = self._smooth(y)
+        p = torch.sigmoid(z)
+        if self.pos_weight is None:
+            # max(z, 0) - y z + log1p(exp(-|z|)), ∂f/∂z = σ(z) - y
+            f = torch.exp(-z.abs()).log1p_().add_(z.clamp(min=0)).sub_(y * z)
+            g = p.sub_(y)
+        else:
+            tail = torch.exp(-z.abs()).log1p_()
+            up, down = y * self.pos_weight, 1 - y
+            f = up * (tail + (-z).clamp_(min=0)) + down * (tail + z.clamp(min=0))
+            g = down * p - up * torch.sigmoid(-z)
+        if self.weight is not None:
+            f, g = f * self.weight, g * self.weight
+        return f, g
+
+
+class _TwoSided(Loss):
+    """A loss given by its positive and its negative side."""
+
+    weight: Tensor | None
+    pos_weight: Tensor | None
+
+    def _sides(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """P(z) and N(z), differentiable."""
+        raise NotImplementedError
+
+    def _sides_and_grads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """P, P', N, N' in closed form."""
+        raise NotImplementedError
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        positive, negative = self._sides(z)
+        return self._mix(positive, negative, y)
+
+    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        positive, slope_positive, negative, slope_negative = self._sides_and_grads(z)
+        return self._mix(positive, negative, y), self._mix(slope_positive, slope_negative, y)
+
+    def _mix(self, positive: Tensor, negative: Tensor, y: Tensor) -> Tensor:
+        up = y if self.pos_weight is None else y * self.pos_weight
+        f = up * positive + (1 - y) * negative
+        return f if self.weight is None else f * self.weight
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Focal(_TwoSided):
+    """Focal loss, ``-α_t (1-p_t)^γ log p_t`` (Lin et al. 2017).
+
+    Args:
+        gamma: γ ≥ 0, how strongly easy labels are turned down; 0 gives BCE.
+        alpha: weight α of positives, 1-α of negatives; ``None`` for no weighting.
+        weight: ``[n]``, a factor for each label.
+        pos_weight: ``[n]``, a factor for the positive part of each label.
+    """
+
+    number_fields: ClassVar[tuple[str, ...]] = ("gamma", "alpha")
+
+    gamma: float = 2.0
+    alpha: float | None = 0.25
+    weight: Tensor | None = None
+    pos_weight: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_exponent("gamma", self.gamma)
+        if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
+            raise ValueError(f"alpha must lie in [0, 1], or be None for no weighting, got {self.alpha}")
+
+    def _alphas(self) -> tuple[float, float]:
+        return (1.0, 1.0) if self.alpha is None else (self.alpha, 1.0 - self.alpha)
+
+    def _sides(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        log_p, log_q = F.logsigmoid(z), F.logsigmoid(-z)  # q = 1 - p
+        up, down = self._alphas()
+        return -up * torch.exp(self.gamma * log_q) * log_p, -down * torch.exp(self.gamma * log_p) * log_q
+
+    def _sides_and_grads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        log_p, log_q = F.logsigmoid(z), F.logsigmoid(-z)
+        p, q = torch.sigmoid(z), torch.sigmoid(-z)
+        up, down = self._alphas()
+        focus_up, focus_down = up * torch.exp(self.gamma * log_q), down * torch.exp(self.gamma * log_p)
+        return (
+            -focus_up * log_p,
+            focus_up * (self.gamma * p * log_p - q),  # (q^γ)' = -γ p q^γ
+            -focus_down * log_q,
+            focus_down * (p - self.gamma * q * log_q),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Asymmetric(_TwoSided):
+    """Asymmetric loss (ASL, Ben-Baruch et al. 2021).
+
+    Positives ``-(1-p)^{γ+} log p``; negatives ``-m^{γ-} log(1-m)`` with the shifted probability m = max(p - clip, 0).
+
+    Args:
+        gamma_neg: γ- ≥ 0, focusing of negatives.
+        gamma_pos: γ+ ≥ 0, focusing of positives.
+        clip: probability margin in [0, 1): negatives below it cost nothing; ``None`` or 0 for none.
+        eps: logarithms are cut off at log(eps), and have no gradient beyond.
+        detach_focus: no gradient through the focusing factor, as the published code does by default.
+        weight: ``[n]``, a factor for each label.
+        pos_weight: ``[n]``, a factor for the positive part of each label.
+    """
+
+    number_fields: ClassVar[tuple[str, ...]] = ("gamma_neg", "gamma_pos", "clip", "eps", "detach_focus")
+
+    gamma_neg: float = 4.0
+    gamma_pos: float = 1.0
+    clip: float = 0.05
+    eps: float = 1e-8
+    detach_focus: bool = False
+    weight: Tensor | None = None
+    pos_weight: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_exponent("gamma_neg", self.gamma_neg)
+        _check_exponent("gamma_pos", self.gamma_pos)
+        if self.clip is None:
+            object.__setattr__(self, "clip", 0.0)
+        object.__setattr__(self, "detach_focus", bool(self.detach_focus))
+        if not 0.0 <= self.clip < 1.0:
+            raise ValueError(f"clip is a probability margin and must lie in [0, 1), got {self.clip}")
+        if not 0.0 < self.eps < 1.0:
+            raise ValueError(f"eps must lie between 0 and 1, got {self.eps}")
+
+    def _sides(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        p, q = torch.sigmoid(z), torch.sigmoid(-z)
+        margin, rest = (p - self.clip).clamp(min=0), (q + self.clip).clamp(max=1)  # m and 1 - m
+        floor = math.log(self.eps)
+        focus_up, focus_down = q**self.gamma_pos, margin**self.gamma_neg
+        if self.detach_focus:
+            focus_up, focus_down = focus_up.detach(), focus_down.detach()
+        # log(1 - m): from m where that is small, from 1 - m where that is
+        log_rest = torch.where(rest < 0.5, rest.clamp(min=self.eps).log(), torch.log1p(-margin.clamp(max=0.75)))
+        return -focus_up * F.logsigmoid(z).clamp(min=floor), -focus_down * log_rest
+
+    def _sides_and_grads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        p, q = torch.sigmoid(z), torch.sigmoid(-z)
+        margin, rest = (p - self.clip).clamp_(min=0), (q + self.clip).clamp_(max=1)
+        through = 0.0 if self.detach_focus else 1.0
+        log_p = F.logsigmoid(z).clamp_(min=math.log(self.eps))
+        log_rest = torch.where(rest < 0.5, rest.clamp(min=self.eps).log(), torch.log1p(-margin.clamp(max=0.75)))
+        focus_up = q**self.gamma_pos
+        slope_up = focus_up * (through * self.gamma_pos * p * log_p - torch.where(p < self.eps, 0, q))
+        focus_down = margin**self.gamma_neg
+        # N' = (m^γ/(1-m) - γ m^{γ-1} log(1-m)) p q where p > clip: below it m is constant
+        steep = self.gamma_neg * margin ** max(self.gamma_neg - 1, 0) if self.gamma_neg else torch.zeros_like(p)
+        if 0 < self.gamma_neg < 1:
+            steep = torch.where(margin > 0, self.gamma_neg * margin ** (self.gamma_neg - 1), 0)
+        inner = torch.where(rest < self.eps, 0, focus_down / rest) - through * steep * log_rest
+        slope_down = torch.where(p > self.clip, inner * p * q, 0)
+        return -focus_up * log_p, slope_up, -focus_down * log_rest, slope_down
+
+
+def _check_exponent(name: str, value: float) -> None:
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")

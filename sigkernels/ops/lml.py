@@ -1,0 +1,266 @@
+r"""The limited multi-label projection: the point of {0 < y < 1, Σy = k} nearest to the logits in entropy.
+
+    y = argmin_{0<y<1} -z·y - H_b(y)  s.t.  Σ_i y_i = k        z, y: [..., n]
+      = σ(z + ν),   ν: [...]  the root of  g(ν) = Σ_i σ(z_i + ν) - k
+
+Backward, with h_i = y_i (1 - y_i) and E[g] = Σ h g / Σ h:  grad_z = h ∘ (g - E[g]).
+The negative log-likelihood of a set Y is -Σ_{j∈Y} log y_j = Σ_{j∈Y} softplus(-(z_j + ν)); its gradient is -(1 - y_j)
+on Y plus h / Σh · Σ_{j∈Y} (1 - y_j) everywhere.
+
+How ν is found. With r_i = σ(-|z_i + ν|) and N = #{z_i + ν > 0},
+
+    g = P - Q,   P = Σ_{z_i+ν ≤ 0} r_i + max(N - k, 0),   Q = Σ_{z_i+ν > 0} r_i + max(k - N, 0)
+
+has no cancellation even on rows where every y is 0 or 1 to the last bit, so the root is known to full relative
+precision there too. Newton runs on log P - log Q, whose slope lies in [1/2, 2] (P or Q is a plain sum of r, and
+1/2 ≤ 1-r ≤ 1), inside the bracket logit(k/n) - max z ≤ ν ≤ logit(k/n) - min z; it bisects when a step leaves the
+bracket or does not shrink.
+
+A logit of -inf is a label that may not be chosen (y = 0), +inf one that must be (y = 1); a NaN makes its row NaN.
+The backward pass recomputes σ from z and ν: no array of the size of z is saved beside z itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..backends import by_name, select
+from ..backends.interface import accumulate_dtype, sum_dtype
+from ..backends.torch_lml import Root
+from ..edge import check_reduction
+from .row_loss import Entries, check_k, check_logits, entries, reduce_rows, split_targets
+
+_MODULES = {"cpu": "cpu_lml", "triton": "triton.lml", "torch": "torch_lml"}
+_EDGE = 1e-5  # n == k: every label is chosen; the published layer answers 1 - 1e-5
+
+
+def _kernels(z: Tensor) -> Any:
+    """The backend's four functions for this tensor: solve, project, pullback, spread."""
+    name = select(z)
+    if name == "cuda":  # LML on a GPU is written once, in Triton
+        name = "triton" if by_name("triton").available() is None else "torch"
+    return importlib.import_module(f"sigkernels.backends.{_MODULES[name]}")
+
+
+@torch.library.custom_op("sigkernels::lml", mutates_args=())
+def _lml(z: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:  # [B, n] → [B, n], [B], [B]
+    y, root = _kernels(z).project(z, k)
+    return y, root.nu, root.slope
+
+
+@_lml.register_fake
+def _(z: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    return z.new_empty(z.shape), *_fake_root(z)
+
+
+@torch.library.custom_op("sigkernels::lml_backward", mutates_args=())
+def _lml_backward(grad: Tensor, z: Tensor, nu: Tensor, slope: Tensor) -> Tensor:
+    return _kernels(z).pullback(grad, z, Root(nu, slope))
+
+
+@_lml_backward.register_fake
+def _(grad: Tensor, z: Tensor, nu: Tensor, slope: Tensor) -> Tensor:
+    return z.new_empty(z.shape)
+
+
+@torch.library.custom_op("sigkernels::lml_nll", mutates_args=())
+def _lml_nll(
+    z: Tensor,  # [B, n]
+    indices: Tensor | None,  # [nnz], with offsets: the sets Y
+    offsets: Tensor | None,  # [B+1]
+    dense: Tensor | None,  # [B, n]: instead of the sets, a weight for the term of each label
+    k: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # the loss of each row [B] float64, ν, slope
+    root = _kernels(z).solve(z, k)
+    return _nll_rows(z, entries(indices, offsets, dense), root), root.nu, root.slope
+
+
+@_lml_nll.register_fake
+def _(
+    z: Tensor, indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    nu, slope = _fake_root(z)
+    return torch.empty_like(nu), nu, slope
+
+
+@torch.library.custom_op("sigkernels::lml_nll_backward", mutates_args=())
+def _lml_nll_backward(
+    grad: Tensor,  # [B]
+    z: Tensor,
+    indices: Tensor | None,
+    offsets: Tensor | None,
+    dense: Tensor | None,
+    nu: Tensor,
+    slope: Tensor,
+) -> Tensor:
+    return _nll_grad(grad, z, entries(indices, offsets, dense), Root(nu, slope), None)
+
+
+@_lml_nll_backward.register_fake
+def _(
+    grad: Tensor,
+    z: Tensor,
+    indices: Tensor | None,
+    offsets: Tensor | None,
+    dense: Tensor | None,
+    nu: Tensor,
+    slope: Tensor,
+) -> Tensor:
+    return z.new_empty(z.shape)
+
+
+def _nll_rows(z: Tensor, at: Entries, root: Root) -> Tensor:
+    f = at.weighted(F.softplus(-_shifted(z, root.nu, at)))
+    return f.new_zeros(z.shape[0]).index_add_(0, at.rows, f)
+
+
+def _nll_grad(grad: Tensor, z: Tensor, at: Entries, root: Root, out: Tensor | None) -> Tensor:
+    """The gradient of the rows' losses times ``grad [B]``; ``out`` may be z itself."""
+    t = _shifted(z, root.nu, at)
+    missing = at.weighted(torch.sigmoid(-t)) * grad.to(t.dtype)[at.rows]  # 1 - y at the targets
+    total = missing.new_zeros(z.shape[0]).index_add_(0, at.rows, missing)
+    grad_z = _kernels(z).spread(z, root, total, out)
+    # At a target two terms meet: their difference is taken before it is rounded to the dtype of z.
+    h = torch.sigmoid(t) * torch.sigmoid(-t)
+    grad_z[at.rows, at.labels] = (h * _ratio(total, root.slope)[at.rows] - missing).to(z.dtype)
+    return grad_z
+
+
+def nll_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
+    """The NLL of each row of ``z [B, n]``; where ``row_scale [B]`` is given, z becomes the gradient times it."""
+    if k == z.shape[1]:
+        rows = torch.zeros(z.shape[0], dtype=sum_dtype(z.device), device=z.device)
+        rows.index_add_(0, at.rows, at.weighted(torch.ones_like(at.rows, dtype=rows.dtype)))
+        if row_scale is not None:
+            z.zero_()
+        return rows * -math.log1p(-_EDGE)
+    root = _kernels(z).solve(z, k)
+    rows = _nll_rows(z, at, root)
+    if row_scale is not None:
+        _nll_grad(row_scale, z, at, root, z)
+    return rows
+
+
+def _fake_root(z: Tensor) -> tuple[Tensor, Tensor]:
+    wide = sum_dtype(z.device)
+    return z.new_empty(z.shape[0], dtype=wide), z.new_empty(z.shape[0], dtype=wide)
+
+
+def _shifted(z: Tensor, nu: Tensor, at: Entries) -> Tensor:
+    """z + ν at the targets, ``[nnz]`` float64."""
+    return z[at.rows, at.labels].to(nu.dtype) + nu[at.rows]
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(b > 0, a / b, 0.0)
+
+
+def _save_lml(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    (z, k), (_, nu, slope) = inputs, output
+    ctx.k = k
+    ctx.mark_non_differentiable(nu, slope)
+    ctx.save_for_backward(z, nu, slope)
+
+
+def _pull_lml(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
+    z, nu, slope = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return _lml_backward(grad.contiguous(), z, nu, slope), None
+    # Somebody will differentiate the gradient: the same formula in operations that autograd knows, y included.
+    y = _lml(z, ctx.k)[0]
+    h = y * (1 - y)
+    return h * (grad - _ratio((h * grad).sum(1), h.sum(1))[:, None]), None
+
+
+_lml.register_autograd(_pull_lml, setup_context=_save_lml)
+
+
+def _save_lml_nll(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    (z, indices, offsets, dense, k), (_, nu, slope) = inputs, output
+    ctx.k = k
+    ctx.mark_non_differentiable(nu, slope)
+    ctx.save_for_backward(z, indices, offsets, dense, nu, slope)
+
+
+def _pull_lml_nll(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None, None]:
+    z, indices, offsets, dense, nu, slope = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return _lml_nll_backward(grad, z, indices, offsets, dense, nu, slope), None, None, None, None
+    y = _lml(z, ctx.k)[0]
+    h = y * (1 - y)
+    at = entries(indices, offsets, dense)
+    missing = at.weighted(1 - y[at.rows, at.labels]) * grad.to(z.dtype)[at.rows]
+    total = torch.zeros_like(z[:, 0]).index_add(0, at.rows, missing)
+    at_targets = torch.zeros_like(z).index_put((at.rows, at.labels), missing)
+    return h * _ratio(total, h.sum(1))[:, None] - at_targets, None, None, None, None
+
+
+_lml_nll.register_autograd(_pull_lml_nll, setup_context=_save_lml_nll)
+
+
+def lml(z: Tensor, k: int) -> Tensor:
+    """The limited multi-label projection of each row: probabilities that add up to k.
+
+    Args:
+        z: logits ``[..., n]``, float16, bfloat16, float32 or float64. ``-inf`` forbids a label, ``+inf`` forces it.
+        k: how many labels are chosen, ``1 ≤ k ≤ n``. For ``k = n`` every y is ``1 - 1e-5``, with gradient zero.
+
+    Returns:
+        ``y [..., n]`` in the dtype of z, ``0 ≤ y ≤ 1``, ``Σ y = k`` in each row. Differentiable to any order.
+    """
+    n = check_logits(z, k)
+    if k == n:
+        return _everything(z, torch.full_like(z, 1 - _EDGE))
+    return _lml(z.reshape(-1, n), k)[0].reshape(z.shape)
+
+
+def lml_nll(z: Tensor, targets: Any, k: int, reduction: str = "mean") -> Tensor:
+    """The negative log-likelihood of label sets under the LML projection, ``-Σ_{j∈Y} log lml(z, k)_j`` per row.
+
+    It comes straight from the logits, so that it is finite and has a gradient where ``y_j`` underflows.
+
+    Args:
+        z: logits ``[..., n]``.
+        targets: LabelSets with one set per row, a dense ``[..., n]`` tensor in [0, 1] (entries are the weights of
+            the terms), a ``torch.sparse_csr`` tensor or a list of lists.
+        k: how many labels the projection chooses, ``1 ≤ k ≤ n``.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss per row, ``[...]``.
+
+    Returns:
+        The loss in float32 (float64 for float64 logits).
+    """
+    n = check_logits(z, k)
+    check_reduction(reduction)
+    sparse, dense = split_targets(targets, z)
+    flat = z.reshape(-1, n)
+    if k < n:
+        rows = _lml_nll(flat, *sparse, dense, k)[0]
+    else:
+        rows = nll_rows_and_grad_(flat.detach(), entries(*sparse, dense), k, None)
+        rows = _everything(flat.to(rows.dtype).sum(1), rows)
+    return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))
+
+
+class LML(nn.Module):
+    """``lml(z, k)`` as a layer: logits ``[..., n]`` → probabilities ``[..., n]`` that add up to ``k``."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = check_k(k)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return lml(z, self.k)
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}"
+
+
+def _everything(z: Tensor, answer: Tensor) -> Tensor:
+    """``answer``, with a gradient of zero for z."""
+    return torch.where(torch.ones((), dtype=torch.bool, device=z.device), answer, z)

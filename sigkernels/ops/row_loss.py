@@ -1,0 +1,69 @@
+"""What the losses that need a whole row of logits share: checks, targets as a list of entries, reductions over rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..edge import targets_for
+from ..labels import LabelSets
+
+
+class Entries(NamedTuple):
+    """The targets that are not zero."""
+
+    rows: Tensor  # [nnz]
+    labels: Tensor  # [nnz]
+    weights: Tensor | None  # [nnz]; None: all are 1
+
+    def weighted(self, f: Tensor) -> Tensor:
+        """``f [nnz]`` times the weights."""
+        return f if self.weights is None else f * self.weights.to(f.dtype)
+
+
+def entries(indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None) -> Entries:
+    """The entries of sets in compressed rows, or of a dense target ``[B, n]``."""
+    if dense is not None:
+        rows, labels = dense.nonzero(as_tuple=True)
+        return Entries(rows, labels, dense[rows, labels])
+    assert indices is not None and offsets is not None
+    batch = torch.arange(offsets.numel() - 1, device=offsets.device)
+    return Entries(torch.repeat_interleave(batch, offsets.diff(), output_size=indices.numel()), indices, None)
+
+
+def split_targets(targets: Any, z: Tensor) -> tuple[tuple[Tensor | None, Tensor | None], Tensor | None]:
+    """Targets in any accepted form → ``(indices, offsets), dense``: one of the two is None, as an operator takes it."""
+    made = targets_for(targets, z.shape[:-1], z.shape[-1], z.device)
+    return ((made.indices, made.offsets), None) if isinstance(made, LabelSets) else ((None, None), made)
+
+
+def reduce_rows(rows: Tensor, reduction: str, leading: torch.Size) -> Tensor:
+    """``[B]`` → the reduced loss. The mean runs over rows (NaN for none, as torch): there are no per-label terms."""
+    if reduction == "none":
+        return rows.reshape(leading)
+    return rows.mean() if reduction == "mean" else rows.sum()
+
+
+def check_logits(z: Tensor, k: int) -> int:
+    """Checks logits ``[..., n]`` and ``1 ≤ k ≤ n``; returns n."""
+    if not isinstance(z, Tensor):
+        raise TypeError(f"z must be a tensor of logits, got {type(z).__name__}")
+    if not z.is_floating_point():
+        raise TypeError(f"z must be floating point, got {z.dtype}; call z.float()")
+    if z.ndim == 0:
+        raise ValueError("z must have at least one dimension, [..., n], got a scalar")
+    n = z.shape[-1]
+    if check_k(k) > n:
+        raise ValueError(f"k = {k} labels cannot be chosen among n = {n} labels; k must lie in 1 … n")
+    return n
+
+
+def check_k(k: int) -> int:
+    """Checks that k is a positive whole number, and returns it."""
+    if isinstance(k, bool) or not hasattr(k, "__index__"):
+        raise TypeError(f"k must be a whole number, got {k!r}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    return k.__index__()

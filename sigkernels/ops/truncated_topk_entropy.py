@@ -1,0 +1,128 @@
+"""Truncated top-k entropy: a positive is compared with the labels that are not among the top k anyway.
+
+One label y (Lapin et al. 2016):   log(1 + Σ_{j∈J} exp(z_j - z_y)),   J = the n-k smallest of the z_j, j ≠ y
+A set Y:   Σ_{y∈Y} log(1 + Σ_{j∈J} exp(z_j - z_y)),   J = the n-k smallest of the z_j, j ∉ Y
+
+A set leaves n-|Y| others, so the d = max(k-|Y|, 0) largest of them are dropped: a selection of at most k, not a sort.
+With A = log Σ_{j∈J} exp(z_j) a term is softplus(A - z_y) and, with c = Σ_y σ(A - z_y),
+
+    grad_{z_y} = -σ(A - z_y),   grad_{z_j} = c·exp(z_j - A) on J,   0 on what was dropped
+
+Equal logits at the edge of the selection: which of them is dropped is arbitrary (the loss is the same).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..backends.interface import accumulate_dtype, sum_dtype
+from ..edge import check_reduction
+from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
+
+
+def entropy_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
+    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
+    wide = sum_dtype(z.device)
+    positives = z[at.rows, at.labels].to(wide)
+    z[at.rows, at.labels] = -torch.inf
+    dropped = _dropped(z, at, k)
+    if dropped is not None:
+        z[dropped] = -torch.inf
+    bulk = torch.logsumexp(z if z.dtype == wide else z.to(accumulate_dtype(z.dtype)), 1).to(wide)  # A, [B]
+    gap = bulk[at.rows] - positives
+    rows = bulk.new_zeros(z.shape[0]).index_add_(0, at.rows, at.weighted(F.softplus(gap)))
+    if row_scale is not None:
+        pull = at.weighted(torch.sigmoid(gap)) * row_scale.to(wide)[at.rows]
+        total = bulk.new_zeros(z.shape[0]).index_add_(0, at.rows, pull)
+        bulk = torch.where(bulk == -torch.inf, 0, bulk)  # J is empty: every z is -inf and its exp 0
+        z.sub_(bulk.to(z.dtype)[:, None]).exp_().mul_(total.to(z.dtype)[:, None])
+        z[at.rows, at.labels] = -pull.to(z.dtype)
+    return rows
+
+
+def _dropped(z: Tensor, at: Entries, k: int) -> tuple[Tensor, Tensor] | None:
+    """(rows, labels) of the max(k-|Y|, 0) largest logits of each row; positives are already at -inf."""
+    sizes = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
+    sizes.index_add_(0, at.rows, torch.ones_like(at.rows))
+    # a row without positives has no terms, whatever is dropped
+    drop = torch.where(sizes > 0, (k - sizes).clamp_(min=0), 0)
+    most = min(k - 1, z.shape[1] - 1)
+    if most < 1 or z.shape[0] == 0:
+        return None
+    largest = torch.topk(z, most, dim=1).indices
+    rows, ranks = (torch.arange(most, device=z.device) < drop[:, None]).nonzero(as_tuple=True)
+    return rows, largest[rows, ranks]
+
+
+@torch.library.custom_op("sigkernels::truncated_topk_entropy", mutates_args=())
+def _entropy(
+    z: Tensor,  # [B, n]
+    indices: Tensor | None,
+    offsets: Tensor | None,
+    dense: Tensor | None,
+    k: int,
+    row_scale: Tensor | None,  # [B]: make the gradient, times this
+) -> tuple[Tensor, Tensor]:  # the loss of each row [B], the gradient [B, n] (empty without row_scale)
+    work = z.to(accumulate_dtype(z.dtype), copy=True)
+    rows = entropy_rows_and_grad_(work, entries(indices, offsets, dense), k, row_scale)
+    return rows, z.new_empty(0) if row_scale is None else work.to(z.dtype)
+
+
+@_entropy.register_fake
+def _(z, indices, offsets, dense, k, row_scale):
+    rows = z.new_empty(z.shape[0], dtype=sum_dtype(z.device))
+    return rows, z.new_empty(0) if row_scale is None else z.new_empty(z.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    z, indices, offsets, dense, ctx.k, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(z, indices, offsets, dense)
+
+
+def _pull(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None, None, None]:
+    z, indices, offsets, dense = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return _entropy(z, indices, offsets, dense, ctx.k, grad)[1], None, None, None, None, None
+    # Somebody will differentiate the gradient: take it from the loss in operations that autograd knows.
+    rows = truncated_topk_entropy_reference(z, entries(indices, offsets, dense), ctx.k)
+    (grad_z,) = torch.autograd.grad(rows, z, grad.to(rows.dtype), create_graph=True)
+    return grad_z, None, None, None, None, None
+
+
+_entropy.register_autograd(_pull, setup_context=_save)
+
+
+def truncated_topk_entropy_reference(z: Tensor, at: Entries, k: int) -> Tensor:
+    """The loss of each row, ``[B]``, in plain differentiable torch."""
+    masked = z.index_put((at.rows, at.labels), z.new_full((), -torch.inf))
+    dropped = _dropped(masked.detach(), at, k)
+    if dropped is not None:
+        masked = masked.index_put(dropped, z.new_full((), -torch.inf))
+    terms = at.weighted(F.softplus(torch.logsumexp(masked, 1)[at.rows] - z[at.rows, at.labels]))
+    return z.new_zeros(z.shape[0]).index_add(0, at.rows, terms)
+
+
+def truncated_topk_entropy(z: Tensor, targets: Any, k: int, reduction: str = "mean") -> Tensor:
+    """The truncated top-k entropy of label sets.
+
+    Args:
+        z: logits ``[..., n]``, float16, bfloat16, float32 or float64.
+        targets: LabelSets with one set per row, a dense ``[..., n]`` tensor in [0, 1] (entries are the weights of the
+            terms), a ``torch.sparse_csr`` tensor or a list of lists. A row without labels has loss 0.
+        k: how many labels may be ranked first at no cost, ``1 ≤ k ≤ n``; with one label per row, ``k = 1`` is the usual
+            softmax cross-entropy.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss per row, ``[...]``.
+
+    Returns:
+        The loss in float32 (float64 for float64 logits).
+    """
+    n = check_logits(z, k)
+    check_reduction(reduction)
+    sparse, dense = split_targets(targets, z)
+    rows = _entropy(z.reshape(-1, n), *sparse, dense, k, None)[0]
+    return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))

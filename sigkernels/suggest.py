@@ -1,0 +1,132 @@
+"""suggest: from the label sets alone, how large k and slack should be, and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from .heads import DFTHead
+from .labels import LabelSets
+
+SLACK_STEP = 8  # kernels work on groups of columns
+PERCENTILES = (1, 10, 50)
+# Entries of W above which the radius is not estimated: it would take minutes and gigabytes.
+MAX_ENTRIES = 10_000_000
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What ``suggest`` found. ``print`` it to read the reasoning.
+
+    ``radius`` maps a percentile to the radius that this share of the sampled sets falls below, for a freshly
+    initialised head: how far an input may move before the prediction changes (inputs within ±1e4). Empty when it
+    was not estimated.
+    """
+
+    k: int
+    slack: int
+    num_labels: int
+    min_features: int  # 2k+1+slack: the encoder must be at least this wide for the guarantee to hold
+    coverage: float  # share of the given sets with at most k labels
+    radius: dict[int, float] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"DFTHead(in_features ≥ {self.min_features}, num_labels={self.num_labels}, k={self.k}, slack={self.slack})"
+        ]
+        return "\n".join([*lines, *(f"  - {reason}" for reason in self.reasons)])
+
+
+def suggest(label_sets: LabelSets, sample: int = 16, seed: int = 0) -> Suggestion:
+    """``k`` and ``slack`` of a DFTHead for these label sets, with the reasoning.
+
+    Args:
+        label_sets: the label sets of the training examples.
+        sample: how many of them the radius is estimated on; 0 for none.
+        seed: of the sample and of the weights that the radius is estimated with.
+    """
+    if not isinstance(label_sets, LabelSets):
+        raise TypeError(
+            f"label_sets must be LabelSets, got {type(label_sets).__name__}; "
+            "use LabelSets.from_lists, from_dense or from_csr"
+        )
+    if len(label_sets) == 0:
+        raise ValueError("label_sets is empty: there is nothing to learn k and slack from")
+    if sample < 0:
+        raise ValueError(f"sample must be at least 0, got {sample}")
+    label_sets = label_sets.to("cpu")
+    n, k, slack = label_sets.num_labels, suggest_k(label_sets), suggest_slack(label_sets)
+    sizes = label_sets.sizes.numpy()
+    coverage = float((sizes <= k).mean())
+    radius, how = _radius(label_sets, k, slack, sample, seed)
+    reasons = (
+        _reason_k(label_sets, k, coverage),
+        f"slack = {slack}: a random set of {_typical(label_sets):.1f} labels (the mean here) out of {n:,} becomes "
+        f"separable with room to spare from about 2·r·ln(n/r) learned columns on; the DFT covers the larger sets",
+        f"the encoder must give at least 2k+1+slack = {2 * k + 1 + slack} features, or its projection cannot reach "
+        "every input of the layer",
+        f"learned numbers: {n * slack:,} in the slack columns (a full linear layer on 768 features has {n * 769:,})",
+        how,
+    )
+    return Suggestion(k, slack, n, 2 * k + 1 + slack, coverage, radius, reasons)
+
+
+def suggest_k(label_sets: LabelSets) -> int:
+    """The size of the largest set, as far as ``2k+1 ≤ n`` allows."""
+    return min(max(label_sets.max_active, 1), (label_sets.num_labels - 1) // 2)
+
+
+def suggest_slack(label_sets: LabelSets) -> int:
+    """About ``2·r·ln(n/r)`` for the mean size r, never more columns than a full matrix would have."""
+    n, r = label_sets.num_labels, _typical(label_sets)
+    columns = SLACK_STEP * math.ceil(2 * r * math.log(max(n / r, math.e)) / SLACK_STEP)
+    return max(min(columns, n - 2 * suggest_k(label_sets) - 1), 0)
+
+
+def _typical(label_sets: LabelSets) -> float:
+    return max(label_sets.indices.numel() / max(len(label_sets), 1), 1.0)
+
+
+def _reason_k(label_sets: LabelSets, k: int, coverage: float) -> str:
+    sizes = label_sets.sizes.numpy()
+    if coverage < 1:
+        return (
+            f"k = {k} is the largest for {label_sets.num_labels} labels (2k+1 ≤ n); {100 * (1 - coverage):.2f} % of "
+            "the sets are larger: with so dense a label matrix a full nn.Linear is worth comparing"
+        )
+    if label_sets.max_active < 1:
+        return "k = 1: all the sets given are empty"
+    p99 = int(np.percentile(sizes, 99, method="higher"))
+    saving = f"; k = {p99} would still cover 99 %, with {2 * (k - p99)} fewer DFT columns" if p99 < k else ""
+    runs = int(label_sets.runs().max())
+    order = f"; in this order of the labels no set has more than {runs} runs" if runs < k else ""
+    return f"k = {k}: the largest set has that many labels, so all are guaranteed to be predictable{saving}{order}"
+
+
+def _radius(label_sets: LabelSets, k: int, slack: int, sample: int, seed: int) -> tuple[dict[int, float], str]:
+    """Percentiles of the radius that the verifier proves for sampled sets on a freshly initialised head."""
+    from .verify import verify
+
+    n, width = label_sets.num_labels, 2 * k + 1 + slack
+    if sample == 0:
+        return {}, "radius: not estimated (sample=0)"
+    if n * width > MAX_ENTRIES:
+        return {}, f"radius: not estimated, W would have {n * width:,} entries; sk.verify a trained head on a few sets"
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        head = DFTHead(width, n, k=k, slack=slack, dtype=torch.float64)
+    finally:
+        torch.set_rng_state(state)
+    fits = np.flatnonzero(label_sets.sizes.numpy() <= k)
+    rows = np.random.default_rng(seed).choice(fits, min(sample, len(fits)), replace=False)
+    # As a bare matrix: for a head the closed-form witness, which has no use for the slack, would come first.
+    report = verify(head.weight_matrix(), label_sets[torch.from_numpy(np.sort(rows))])
+    proved = np.maximum(np.asarray(report.radius_lo, dtype=np.float64), 0.0)
+    percentiles = {p: float(np.percentile(proved, p)) for p in PERCENTILES}
+    shown = ", ".join(f"{p} % below {value:.2g}" for p, value in percentiles.items())
+    return percentiles, f"radius that was proved for {len(rows)} of the sets on a fresh head: {shown}"

@@ -1,0 +1,107 @@
+"""The command line: help, JSON, exit codes, and one clear line on bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import sigkernels as sk
+from sigkernels import cli, env
+
+
+def run_cli(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "sigkernels", *args], capture_output=True, text=True, **kwargs)
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_every_command_has_help_and_json(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: sigkernels {command}" in text and "--json" in text
+
+
+def test_module_and_version():
+    done = run_cli("--version")
+    assert (done.returncode, done.stdout.strip()) == (0, f"sigkernels {sk.__version__}")
+
+
+@pytest.mark.parametrize("args", [[], ["train"], ["env", "--yaml"]])
+def test_bad_arguments_exit_with_2(args, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(args)
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_a_refused_input_is_one_line(monkeypatch, capsys):
+    def refuse(args):
+        raise ValueError("epochs must be at least 1,\n got 0")
+
+    monkeypatch.setattr(env, "run", refuse)
+    assert cli.main(["env"]) == 2
+    assert capsys.readouterr().err == "sigkernels env: error: epochs must be at least 1, got 0\n"
+    monkeypatch.setenv("SIGKERNELS_DEBUG", "1")
+    with pytest.raises(ValueError, match="epochs"):
+        cli.main(["env"])
+
+
+def test_a_bug_is_not_dressed_up_as_bad_input(monkeypatch):
+    def fail(args):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(env, "run", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["env"])
+
+
+def test_interrupted(monkeypatch, capsys):
+    def interrupt(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(env, "run", interrupt)
+    assert cli.main(["env"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_env_json(capsys):
+    assert cli.main(["env", "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["sigkernels"] == sk.__version__
+    assert info["packages"]["torch"] == torch.__version__
+    assert info["backends"] == sk.backend_status()
+    assert info["backends"]["torch"] is None
+    assert info["threads"]["torch"] == torch.get_num_threads()
+    assert set(info["extensions"]) == {"sigkernels._C", "sigkernels._cuda"}
+
+
+def test_env_text_names_every_backend_and_why(capsys):
+    assert cli.main(["env"]) == 0
+    text = capsys.readouterr().out
+    for name, why_not in sk.backend_status().items():
+        (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
+        assert (why_not or "available") in line
+
+
+def test_env_says_when_the_extension_was_not_built():
+    """A package without a compiled core still starts, and says what to do."""
+    block = (
+        "import sys; sys.modules['sigkernels._C'] = None\n"  # the import system's way to say: not there
+        "from sigkernels import env; print(env.render(env.collect()))"
+    )
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "not built" in done.stdout and "SIGKERNELS_REQUIRE_EXT=1" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["cpu"] and "available" in line]
+    assert "not available" in line
+
+
+def test_env_shows_a_forced_backend(monkeypatch, capsys):
+    monkeypatch.setenv("SIGKERNELS_BACKEND", "torch")
+    assert cli.main(["env"]) == 0
+    assert "SIGKERNELS_BACKEND=torch" in capsys.readouterr().out

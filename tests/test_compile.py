@@ -1,0 +1,92 @@
+"""torch.library and torch.compile: every operation stays whole, with the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import problem
+
+import sigkernels as sk
+from sigkernels.ops.fused_loss import fused_loss_operator
+from sigkernels.ops.logits import logits_operator
+from sigkernels.ops.predict import predict_operator
+from sigkernels.ops.topk import topk_operator
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def fused_loss_arguments(reduction, needs, dtype=torch.float32, dense=False):
+    p = problem(40, 3, 4, 5, dtype=dtype)
+    targets = (None, None, p.sets.to_dense()) if dense else (p.sets.indices, p.sets.offsets, None)
+    tensors = [torch.rand(40), None]
+    return (p.x, p.layer.weight, None, *targets, None, "BCE", [0.1], tensors, 40, 3, 0, reduction, needs)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_opcheck_fused_loss(reduction, dense):
+    arguments = fused_loss_arguments(reduction, [True, True, False], dense=dense)
+    torch.library.opcheck(fused_loss_operator, arguments)
+
+
+def test_opcheck_others():
+    p = problem(40, 3, 4, 5)
+    torch.library.opcheck(logits_operator, (p.x, *p.layer))
+    torch.library.opcheck(topk_operator, (p.x, *p.layer, 3))
+    with torch.no_grad():
+        torch.library.opcheck(predict_operator, (p.x.detach(), p.layer.weight.detach(), *p.layer[1:], 0.5))
+    q = problem(40, -1, 4, 5, bias=True)
+    torch.library.opcheck(logits_operator, (q.x, *q.layer))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("kind", ["dft", "linear"])
+def test_heads_compile_whole(dynamic, kind):
+    head = sk.DFTHead(24, 60, k=4, slack=5) if kind == "dft" else sk.LinearHead(24, 60)
+
+    def step(h, sets, weight):
+        loss = head.loss(h, sets) + head.loss(h, sets, sk.BCE(pos_weight=weight), "none").mean()
+        return loss, head.topk(h, 3), head(h).sum()
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    for batch in (4, 6):
+        h, weight = torch.randn(batch, 24, requires_grad=True), torch.rand(60)
+        sets = sk.LabelSets.from_lists([[i, i + 7] for i in range(batch)], 60)
+        results = []
+        for function in (step, compiled):
+            loss, (values, labels), total = function(h, sets, weight)
+            (loss + values.sum() + total).backward()
+            grads = [h.grad, *(p.grad for p in head.parameters())]
+            h.grad = None
+            head.zero_grad()
+            results.append([loss, values, labels, total, *grads])
+        for want, got in zip(*results, strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-5, atol=1e-6)
+
+
+def test_predict_compiles_whole():
+    head = sk.DFTHead(24, 60, k=4, slack=5)
+    h = torch.randn(4, 24) * 40
+
+    def labels(h):
+        sets = head.predict(h)
+        return sets.indices, sets.offsets
+
+    for got, want in zip(torch.compile(labels, fullgraph=True)(h), labels(h), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_autocast_inside_compile():
+    head = sk.DFTHead(24, 60, k=4, slack=5)
+    h, sets = torch.randn(4, 24), sk.LabelSets.from_lists([[1], [2], [], [3]], 60)
+
+    def step(h):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return head.loss(h, sets)
+
+    torch.testing.assert_close(torch.compile(step, fullgraph=True)(h), step(h), rtol=1e-2, atol=1e-3)

@@ -1,0 +1,139 @@
+"""LabelSets: every form in and out, indexing, runs, and the inputs it refuses."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigkernels import LabelSets
+
+N = 12
+sets_of_labels = st.lists(st.sets(st.integers(0, N - 1)), max_size=8)
+
+
+@given(sets_of_labels)
+def test_round_trips(rows):
+    sets = LabelSets.from_lists(rows, N)
+    assert sets.to_lists() == [sorted(row) for row in rows]
+    assert LabelSets.from_dense(sets.to_dense()) == sets
+    assert LabelSets.from_dense(sets.to_dense(torch.bool)) == sets
+    assert LabelSets.from_csr(sets.to_scipy()) == sets
+    assert LabelSets.from_csr(sets.to_dense().to_sparse_csr()) == sets
+    assert LabelSets(sets.indices, sets.offsets, N) == sets
+    assert [row.tolist() for row in sets] == sets.to_lists()
+    assert pickle.loads(pickle.dumps(sets)) == sets == copy.deepcopy(sets)
+    assert sets.max_active == max((len(row) for row in rows), default=0)
+
+
+@given(sets_of_labels)
+def test_runs_are_counted_around_the_circle(rows):
+    want = [sum(label in row and (label - 1) % N not in row for label in range(N)) for row in rows]
+    assert LabelSets.from_lists(rows, N).runs().tolist() == want
+
+
+@given(sets_of_labels, st.data())
+def test_indexing_is_that_of_a_list(rows, data):
+    sets, lists = LabelSets.from_lists(rows, N), [sorted(row) for row in rows]
+    key = data.draw(st.slices(len(rows)))
+    assert sets[key].to_lists() == lists[key]
+    if rows:
+        index = data.draw(st.lists(st.integers(-len(rows), len(rows) - 1)))
+        assert sets[torch.tensor(index, dtype=torch.int64)].to_lists() == [lists[i] for i in index]
+        assert sets[index[0] if index else 0].tolist() == lists[index[0] if index else 0]
+        mask = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+        assert sets[torch.tensor(mask)].to_lists() == [row for row, keep in zip(lists, mask, strict=True) if keep]
+
+
+def test_repeats_count_once_and_rows_are_sorted():
+    assert LabelSets.from_lists([[5, 3, 5], (2, 2)], 9).to_lists() == [[3, 5], [2]]
+    twice = scipy.sparse.csr_matrix((np.ones(2), np.array([4, 4]), np.array([0, 2])), (1, 9))
+    assert LabelSets(torch.tensor([4, 4]), torch.tensor([0, 2]), 9).to_lists() == [[4]]
+    assert LabelSets.from_csr(twice).to_lists() == [[4]]
+
+
+def test_stored_zeros_are_dropped():
+    matrix = scipy.sparse.csr_matrix((np.array([1.0, 0.0]), np.array([1, 2]), np.array([0, 1, 2])), (2, 5))
+    assert LabelSets.from_csr(matrix).to_lists() == [[1], []]
+    assert LabelSets.from_csr(matrix.tocoo()).to_lists() == [[1], []]
+
+
+def test_the_input_is_left_alone():
+    indices, offsets = torch.tensor([5, 3]), torch.tensor([0, 2])
+    LabelSets(indices, offsets, 9)
+    assert indices.tolist() == [5, 3]
+
+
+def test_numpy_rows_and_integer_types():
+    sets = LabelSets.from_lists([np.array([1, 2]), torch.tensor([0])], 3)
+    assert sets.to_lists() == [[1, 2], [0]]
+    small = LabelSets(torch.tensor([1, 2], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32), 3)
+    assert small.indices.dtype == small.offsets.dtype == torch.int64
+
+
+def test_repr_and_equality():
+    sets = LabelSets.from_lists([[3, 17], [], [5], [1]], num_labels=20)
+    assert repr(sets) == "LabelSets([{3, 17}, {}, {5}, …], 4 sets, num_labels=20, max_active=2)"
+    assert sets != LabelSets.from_lists([[3, 17], [], [5], [1]], num_labels=21)
+    assert sets != [[3, 17], [], [5], [1]]
+    assert repr(LabelSets.from_lists([], 4)) == "LabelSets([], 0 sets, num_labels=4, max_active=0)"
+    assert repr(LabelSets.from_lists([range(9)], 9)).startswith("LabelSets([{0, 1, 2, 3, 4, 5, …}]")
+
+
+def test_moves():
+    sets = LabelSets.from_lists([[3], [1]], 4)
+    assert sets.to("meta").device.type == "meta"
+    assert sets.to("cpu") == sets
+    if torch.cuda.is_available():
+        assert sets.pin_memory().indices.is_pinned()
+
+
+def test_collate_in_a_data_loader_with_workers():
+    samples = [(torch.full((2,), float(i)), [i, (i * 7) % 10]) for i in range(6)]
+    loader = torch.utils.data.DataLoader(samples, 4, collate_fn=LabelSets.collate_fn(10), num_workers=1)
+    batches = list(loader)
+    assert [len(sets) for _, sets in batches] == [4, 2]
+    assert batches[1][0].shape == (2, 2)
+    assert batches[0][1].to_lists() == [[0], [1, 7], [2, 4], [1, 3]]
+    plain = torch.utils.data.DataLoader([[1], [2]], 2, collate_fn=LabelSets.collate_fn(10))
+    assert next(iter(plain)).to_lists() == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: LabelSets.from_lists([[1], [2, 9]], 9), ValueError, r"label 9 in row 1 is out of range: .* 0 … 8"),
+        (lambda: LabelSets.from_lists([[-1]], 9), ValueError, "label -1 in row 0"),
+        (lambda: LabelSets.from_lists([1, 2], 9), TypeError, r"row 0 of lists must be a list.*\[\[…\]\]"),
+        (lambda: LabelSets.from_lists(["ab"], 9), TypeError, "row 0 of lists"),
+        (lambda: LabelSets.from_lists([[1.5]], 9), TypeError, "row 0 of lists holds 1.5"),
+        (lambda: LabelSets.from_lists("ab", 9), TypeError, "one list of labels per row"),
+        (lambda: LabelSets.from_lists(7, 9), TypeError, "one list of labels per row"),
+        (lambda: LabelSets.from_lists([[0]], 0), ValueError, "num_labels must be at least 1, got 0"),
+        (lambda: LabelSets.from_lists([[0]], 2.0), TypeError, "num_labels must be a whole number, got 2.0"),
+        (lambda: LabelSets.from_dense(torch.zeros(3)), ValueError, r"dense must have shape \[B, n\], got \(3,\)"),
+        (lambda: LabelSets.from_dense(torch.tensor([[0, 0.5]])), ValueError, "dense holds 0.5 at row 0, label 1"),
+        (lambda: LabelSets.from_dense(torch.tensor([[float("nan")]])), ValueError, "dense holds nan"),
+        (lambda: LabelSets.from_csr(torch.zeros(2, 2)), ValueError, "use from_dense"),
+        (lambda: LabelSets.from_csr([[1]]), TypeError, "scipy.sparse matrix"),
+        (lambda: LabelSets.from_csr(scipy.sparse.csr_matrix([[0, 0.5]])), ValueError, "0.5 at row 0, label 1"),
+        (lambda: LabelSets([1], torch.tensor([0, 1]), 4), TypeError, "indices must be a torch tensor"),
+        (lambda: LabelSets(torch.tensor([1.0]), torch.tensor([0, 1]), 4), ValueError, "1-D integer tensor"),
+        (lambda: LabelSets(torch.tensor([1]), torch.tensor([0, 2]), 4), ValueError, "offsets must go from 0 to"),
+        (lambda: LabelSets(torch.tensor([1, 2]), torch.tensor([0, 3, 1, 2]), 4), ValueError, "row 1 ends before"),
+        (lambda: LabelSets(torch.tensor([1, 4]), torch.tensor([0, 0, 2]), 4), ValueError, "label 4 in row 1"),
+        (lambda: LabelSets(torch.tensor([1]), torch.tensor([0, 1], device="meta"), 4), ValueError, "one device"),
+        (lambda: LabelSets.from_lists([[0]], 4)[1], IndexError, "row 1 is out of range for 1 label sets"),
+        (lambda: LabelSets.from_lists([[0]], 4)[torch.zeros(1, 1, dtype=torch.int64)], IndexError, "one dimension"),
+        (lambda: hash(LabelSets.from_lists([[0]], 4)), TypeError, "unhashable"),
+    ],
+)
+def test_refusals(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
