@@ -9,10 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sigkernels as sk
+from sigkernels import backends
 from sigkernels.backends import torch_reference as reference
 from sigkernels.losses.confusion import METRICS
 
 AVERAGES = ("label", "pooled")
+
+
+@pytest.fixture
+def device(device):
+    """The backends that have these losses."""
+    reason = backends.by_name(backends.select(torch.empty(0, device=device))).supports(sk.SigmoidF1())
+    if reason is not None:
+        pytest.skip(reason)
+    return device
 
 
 def dense(p, targets, loss, reduction="mean"):
