@@ -6,6 +6,7 @@ Debian dependencies (n up to 11,732) or on synthetic topics (any n). Matrices ar
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,9 @@ def debian(path: str | None, num_labels: int):
     keep = np.sort(np.argsort(-counts, kind="stable")[:num_labels])
     new_id = np.full(len(counts), -1)
     new_id[keep] = np.arange(len(keep))
-    sets = [np.sort(x[x >= 0]) for x in (new_id[labels[a:b]] for a, b in zip(offsets[:-1], offsets[1:], strict=True))]
+    sets = [np.sort(x[x >= 0]) for x in (new_id[labels[a:b]] for a, b in pairwise(offsets))]
     f, fo = data["feature_indices"].astype(np.int64), data["feature_offsets"].astype(np.int64)
-    features = [f[a:b] for a, b in zip(fo[:-1], fo[1:], strict=True)]
+    features = [f[a:b] for a, b in pairwise(fo)]
     rows = [i for i, s in enumerate(sets) if len(s)]
     return [features[i] for i in rows], [sets[i] for i in rows], 32_768
 

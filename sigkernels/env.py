@@ -108,7 +108,7 @@ def render(info: dict[str, Any]) -> str:
 
     line("python", f"{info['python']} on {info['platform']}")
     line("packages", ", ".join(f"{name} {version}" for name, version in info["packages"].items() if version))
-    line("cpu", f"{info['cpu']['model']} ({' '.join(info['cpu']['isa']) or 'instruction sets unknown'})")
+    line("processor", f"{info['cpu']['model']} ({' '.join(info['cpu']['isa']) or 'instruction sets unknown'})")
     threads = info["threads"]
     omp = f", OMP_NUM_THREADS={threads['OMP_NUM_THREADS']}" if threads["OMP_NUM_THREADS"] else ""
     line("threads", f"{threads['torch']} (torch) on {threads['cores']} usable cores{omp}")

@@ -14,7 +14,7 @@ from . import edge, functional, ops
 from .dft import check_dft, dft_matrix, prior_coefficient
 from .labels import LabelSets
 from .layer import Layer
-from .losses import BCE, Loss
+from .losses import BCE, ConfusionLoss, Loss, RowLoss
 from .sharding import LabelShard
 
 _DRAW_ROWS = 65536  # labels whose slack is drawn at a time
@@ -75,6 +75,11 @@ class Head(nn.Module):
                 ``optimizer.zero_grad(set_to_none=False)``, and only for losses that are sent backward.
         """
         x, flat, layer = self._flat(h)
+        if self.shard is not None and isinstance(loss, (ConfusionLoss, RowLoss)):
+            raise ValueError(
+                f"{type(loss).__name__} needs all labels of a row or a batch at once, and this head keeps its labels on "
+                f"{self.shard.world} ranks; use a loss over single labels such as BCE(), or take the logits head(h)"
+            )
         into = self._grad_buffer(layer) if accumulate_grad and torch.is_grad_enabled() else None
         value = functional._loss(x, flat, layer, targets, loss, reduction, into)
         return value if self.shard is None else self.shard.sum(value)

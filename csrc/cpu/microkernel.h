@@ -32,7 +32,7 @@ struct Block {
 #pragma GCC unroll 32
         for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) acc[i][v] = V{} + rows[i];
+            for (int v = 0; v < NV; ++v) acc[i][v] = broadcast<V>(rows[i]);
     }
     SK_INLINE void step(const C* a, int64_t a_row, const C* b) {
         V bv[NV];
@@ -40,7 +40,7 @@ struct Block {
         for (int v = 0; v < NV; ++v) bv[v] = load<V>(b + v * L);
 #pragma GCC unroll 32
         for (int i = 0; i < MR; ++i) {
-            const V av = V{} + a[i * a_row];
+            const V av = broadcast<V>(a[i * a_row]);
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) acc[i][v] += av * bv[v];
         }

@@ -58,6 +58,12 @@ SK_INLINE void store(S* p, V v) {
     __builtin_memcpy(p, &v, sizeof(V));
 }
 
+// a in every lane.  a - 0 is a for every a, also -0 and NaN, so nothing is computed; 0 + a would be an addition.
+template <class V, class S>
+SK_INLINE V broadcast(S a) {
+    return a - V{};
+}
+
 template <class C>
 struct VecMath : Simd<C> {
     using V = typename Simd<C>::V;
@@ -66,7 +72,7 @@ struct VecMath : Simd<C> {
     using Simd<C>::kMantissa;
     using Simd<C>::kBias;
 
-    static SK_INLINE V splat(double a) { return V{} + static_cast<C>(a); }
+    static SK_INLINE V splat(double a) { return broadcast<V>(static_cast<C>(a)); }
     static SK_INLINE V lt_select(V a, V b, V yes, V no) { return a < b ? yes : no; }
     static SK_INLINE V abs(V a) {
         constexpr Int mask = static_cast<Int>(~(Int{1} << (sizeof(C) * 8 - 1)));

@@ -296,6 +296,4 @@ def _tile_starts(labels: int, tile: int, threads: int) -> np.ndarray:
     """The first label of every tile, thread by thread (share_of in csrc/cpu/job.h)."""
     units = -(-labels // _SHARE_UNIT)
     bounds = [min(units * t // threads * _SHARE_UNIT, labels) for t in range(threads)] + [labels]
-    return np.concatenate(
-        [np.arange(a, b, tile, dtype=np.int64) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-    )
+    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])

@@ -1,7 +1,7 @@
 """The checker: what a certificate proves about a label set, from (W, y, certificate) alone.
 
-Nothing here knows how a certificate was found. Every claim is either combinatorial, exact in rational arithmetic, or float64
-with an error bound that is part of the proof (see :mod:`.rounding`).
+Nothing here knows how a certificate was found. Every claim is either combinatorial, exact in rational arithmetic, or
+float64 with an error bound that is part of the proof (see :mod:`.rounding`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from .rounding import (
     weighted_row_sum,
 )
 
+CANCELLED = (
+    1e-9  # multipliers that leave more than this are refused, even where an exact vector near them can be proved
+)
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
@@ -100,10 +103,8 @@ def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
 # Witnesses
 
 
-def prove_witnesses(
-    problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float
-) -> tuple[ndarray, ndarray]:
-    """For witnesses ``x`` [m, d] of the sets ``which`` [m]: lower bounds on the radius, and whether all signs are proved.
+def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float) -> tuple[ndarray, ndarray]:
+    """Lower bounds on the radius for witnesses ``x`` [m, d] of the sets ``which`` [m], and whether all signs hold.
 
     One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
     """
@@ -187,7 +188,7 @@ def _reachable(margins: ndarray, error: ndarray, low: ndarray, high: ndarray) ->
     """The least margin each row needs so as not to lower the radius: what the lowest row can reach at best."""
     rows = low > 0
     best = float(np.min((margins[rows] + 2 * error[rows]) / low[rows], initial=math.inf))
-    return best * high
+    return best * high if math.isfinite(best) else np.zeros_like(high)
 
 
 def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float, bool, str]:
@@ -264,8 +265,8 @@ def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[fl
         return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {problem.k}"
     if problem.bias is not None:
         return -math.inf, ""  # scaled up far enough it outgrows every bias, but perhaps not within the box
-    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave, so the
-    # labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
+    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave,
+    # so the labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
     labels = np.unique(np.concatenate([roots, roots - 1]) % problem.n)
     half_steps = np.abs(2 * (labels[:, None] - roots[None, :]) + 1)
     half_steps = np.minimum(half_steps, 2 * problem.n - half_steps)
@@ -319,7 +320,7 @@ def _signed_rows(problem: Problem, active: ndarray, support: ndarray) -> tuple[n
 
 
 def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> str:
-    """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan, Motzkin); "" when it is.
+    """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan); "" when it is proved.
 
     Let ``b_i = λ_i y_i (w_i, c_i)``, with one more row (0, μ) when there is a bias (``μ ≥ 0`` takes up the slack of the
     inequality). Changing λ_i to λ_i(1+δ_i) with ``|δ_i| < 1`` keeps it positive, and ``Bᵀδ = -Bᵀ1`` has a solution with
@@ -328,13 +329,15 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
     rows, bias = _signed_rows(problem, active, support)
     if multipliers.dtype == object:
         return _exact_gordan(problem, rows, bias, multipliers)
-    # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded.
-    exponent = np.frexp(np.max(np.abs(rows), axis=1, initial=0.0))[1]
+    # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded unless it underflows.
+    if bias is not None:
+        rows = np.concatenate([rows, bias[:, None]], axis=1)
+    entries = np.count_nonzero(rows)
+    exponent = np.frexp(np.max(np.abs(rows[:, : problem.d]), axis=1, initial=0.0))[1]
     rows, multipliers = np.ldexp(rows, -exponent[:, None]), np.ldexp(multipliers, exponent)
     multipliers = np.ldexp(multipliers, -np.frexp(multipliers.max())[1])
-    if bias is not None:
-        bias = np.ldexp(bias, -exponent)
-        rows = np.concatenate([rows, bias[:, None]], axis=1)
+    if np.count_nonzero(rows) != entries or not np.all(multipliers > 0):
+        return "numbers too large or too small for exact sums"
     total, error = weighted_row_sum(rows, multipliers)
     if not np.all(np.isfinite(error)):
         return "numbers too large or too small for exact sums"
@@ -352,6 +355,8 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
             scaled = np.concatenate([scaled, extra])
             residual[-1] = abs(total[-1] + slack) + error[-1]
     frobenius = norm_upper(scaled.ravel())
+    if float(np.max(residual)) > CANCELLED * frobenius:
+        return "the weighted rows do not cancel"
     rounding = 2 * U * frobenius + norm_upper(blur) * math.sqrt(max(1, problem.dft_columns)) * SLOP
     if smallest_singular_value_exceeds(scaled, norm_upper(residual), rounding):
         return ""
@@ -373,9 +378,9 @@ def _exact_gordan(problem: Problem, rows: ndarray, bias: ndarray | None, multipl
     for j in range(rows.shape[1]):
         if sum((Fraction(float(v)) * m for v, m in zip(rows[:, j], multipliers, strict=True)), Fraction(0)):
             return f"the weighted rows do not cancel in column {j}"
-    if bias is not None:
-        if sum((Fraction(float(v)) * m for v, m in zip(bias, multipliers, strict=True)), Fraction(0)) > 0:
-            return "the weighted biases are positive"
+    offsets = () if bias is None else zip(bias, multipliers, strict=True)
+    if sum((Fraction(float(v)) * m for v, m in offsets), Fraction(0)) > 0:
+        return "the weighted biases are positive"
     return ""
 
 

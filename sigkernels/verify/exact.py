@@ -5,8 +5,8 @@ Over rows a_i (integers: floating-point numbers scaled by powers of two) it solv
     min ‖Σ λ_i a_i‖₁   s.t.   Σ λ_i = 1,  λ ≥ 0.
 
 At 0, λ is an exact Gordan vector: no x has all ``a_i·x > 0``. Above 0, the dual solution is an exact x that has.
-The inverse of the basis is kept as integers over one common denominator (Edmonds), so nothing is ever rounded; floating point
-only proposes which column enters.
+The inverse of the basis is kept as integers over one common denominator (Edmonds), so nothing is ever rounded;
+floating point only proposes which column enters.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class _Simplex:
 def gordan_alternative(signed: ndarray, hint: ndarray | None = None) -> Alternative | None:
     """Decide the signed rows ``y_i w_i`` [n, D] exactly, or None when that would take too long.
 
-    ``hint`` [n]: margins at some point. Of many rows only those with small margins are used at first; every other row is then
-    tested at the exact point, and the violated ones join.
+    ``hint`` [n]: margins at some point. Of many rows only those with small margins are used at first; every other row
+    is then tested at the exact point, and the violated ones join.
     """
     n, width = signed.shape
     if width > MAX_WIDTH:

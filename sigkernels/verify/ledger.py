@@ -13,7 +13,6 @@ from .check import prove, prove_witnesses, trivial_bounds
 from .cone import Found
 from .problem import Problem, Sets
 
-
 OUTWARD = 1e-9  # what is reported is this much weaker than what was proved, so that any BLAS proves it again
 
 
@@ -53,6 +52,11 @@ class Ledger:
         tol = self.problem.tol
         return self.no | (self.yes & ((self.lo >= tol) | (self.hi < tol)))
 
+    def is_settled(self, i: int) -> bool:
+        """Whether nothing more can be asked about set i."""
+        tol = self.problem.tol
+        return bool(self.no[i] or (self.yes[i] and (self.lo[i] >= tol or self.hi[i] < tol)))
+
     def open(self) -> ndarray:
         """The numbers of the sets that are not settled."""
         return np.flatnonzero(~self.settled())
@@ -69,7 +73,7 @@ class Ledger:
         """Prove a certificate for set i and keep what it adds; whether it decided yes or no."""
         proof = prove(self.problem, self.sets[i], certificate, self.target)
         lo, hi = _down(proof.lo), _up(proof.hi)
-        if lo > self.lo[i] or (proof.argmaxable and not self.yes[i]):
+        if (lo > self.lo[i] and not self.yes[i]) or (proof.argmaxable and (lo > self.lo[i] or not self.yes[i])):
             self.lo[i] = max(lo, self.lo[i])
             self.lower[i] = certificate
         if proof.argmaxable is False:

@@ -1,11 +1,11 @@
 """Semismooth Newton on the squared hinge, for many label sets at once.
 
-``f(x) = ½ Σ_i (1 - a_i·x)₊²`` with ``a_i = y_i w_i/‖w_i‖``. It is piecewise quadratic, so Newton's method ends after finitely many steps:
-either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` has ``Aᵀλ = -∇f = 0``: Gordan's vector.
-One run answers both ways.
+``f(x) = ½ Σ_i (1 - a_i·x)₊²`` with ``a_i = y_i w_i/‖w_i‖``. It is piecewise quadratic, so Newton's method ends after
+finitely many steps: either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` has ``Aᵀλ =
+-∇f = 0``: Gordan's vector. One run answers both ways.
 
-A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and the rows
-with the smallest margins), all rows are priced with one matrix product, and the worst are added.
+A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and
+the rows with the smallest margins), all rows are priced with one matrix product, and the worst are added.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from .problem import Sets
 
 MAX_STEPS = 60
 MAX_ROUNDS = 8
+LANES = (8, 64)  # sets that are solved together, at least and at most
+GATHERED = 1_000_000
+LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
 PROX = 1e-10  # of the mean curvature: makes the Hessian definite, and does not move the minimum
 
 
@@ -30,7 +33,6 @@ class Hinge(NamedTuple):
     x: Array
     s: Array
     feasible: Array  # [B] bool
-    stalled: Array  # [B] bool: the step limit was reached
 
 
 def _step_length(xp: Any, s: Array, q: Array) -> Array:
@@ -71,7 +73,7 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
         if bool(xp.any(done)):
             at = xp.nonzero(done)[0]
             go = xp.nonzero(~done)[0]
-            taken = [xp.take(v, at, axis=0) for v in (lanes, x, s, yes, ~(yes | no))]
+            taken = [xp.take(v, at, axis=0) for v in (lanes, x, s, yes)]
             finished.append(taken)
             if go.shape[0] == 0:
                 break
@@ -90,7 +92,7 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
 
 
 def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3) -> Array:
-    """Least squares for ``a_i·x = 1`` [B, D], the few active rows weighted up to match the many others: where to start."""
+    """Where to start [B, D]: least squares for ``a_i·x = 1``, the few active rows weighted up to match the others."""
     xp = cone.xp
     longest = max((len(a) for a in actives), default=0)
     index = np.zeros((len(actives), max(1, longest)), dtype=np.int64)
@@ -110,7 +112,7 @@ def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3)
 def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Iterator[Found]:
     """Weighted ridge, then projections onto the most violated row: finds witnesses of wide regions and nothing else."""
     xp = cone.xp
-    for part in _chunks(sets, which, max(1, min(128, 4_000_000 // cone.size))):
+    for part in _chunks(cone, sets, which, min(128, 4_000_000 // cone.size)):
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
@@ -136,16 +138,48 @@ def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Itera
             x = x + (sign * (aim - low))[:, None] * rows
 
 
-def newton(cone: Cone, sets: Sets, which: np.ndarray, all_rows: bool = False) -> Iterator[Found]:
-    """Decide the sets ``which`` by semismooth Newton on growing sets of rows (or on all rows at once)."""
+def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
+    """The same on all rows, one set at a time, for matrices whose neighbouring rows are nearly equal (a DFT).
+
+    There a few working rows say nothing about their neighbours. Each step costs one product with all rows and one
+    with the rows that are still violated, which soon are few.
+    """
+    xp = cone.xp
+    diagonal = xp.eye(cone.width, dtype=cone.rows.dtype)
+    for i in which.tolist():
+        actives = cone.actives(sets, np.array([i]))
+        y = cone.signs(actives)[0, :]
+        x = weighted_ridge(cone, actives)[0, :]
+        s = 1.0 - y * xp.matmul(cone.rows, x)
+        for _ in range(MAX_STEPS):
+            if bool(xp.max(s) < 1.0):
+                break
+            at = xp.nonzero(s > 0)[0]
+            hinge = xp.take(s, at)
+            a = xp.take(cone.rows, at, axis=0) * xp.take(y, at)[:, None]
+            g = xp.matmul(hinge, a)
+            if bool(xp.max(xp.abs(g)) <= 3e-15 * xp.sum(hinge)):
+                break
+            h = xp.matmul(mT(a), a)
+            prox = PROX * float(xp.sum(h * diagonal)) / cone.width + 1e-30
+            direction = solve(xp, (h + prox * diagonal)[None, :, :], g[None, :])[0, :]
+            t = _step_length(xp, s[None, :], (y * xp.matmul(cone.rows, direction))[None, :])
+            x = x + t * direction
+            s = 1.0 - y * xp.matmul(cone.rows, x)
+        yes = np.array([bool(xp.max(s) < 1.0)])
+        hinge_result = Hinge(x[None, :], s[None, :], xp.asarray(yes))
+        yield _collect(cone, np.array([i]), xp.arange(cone.size)[None, :], hinge_result, yes, ~yes)
+
+
+def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
+    """Decide the sets ``which`` by semismooth Newton on growing sets of rows."""
     xp, width = cone.xp, cone.width
-    limit = 12_000_000  # entries of the gathered rows [B, m, D]
-    first = cone.size if all_rows else min(cone.size, 3 * width)
-    for part in _chunks(sets, which, max(1, min(32, limit // (first * width)))):
+    # Enough sets to keep numpy's overhead small, few enough for their gathered rows [B, m, D] to stay in the cache.
+    for part in _chunks(cone, sets, which, max(LANES[0], min(LANES[1], GATHERED // (3 * width * width)))):
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
-        m = cone.size if all_rows else min(cone.size, 2 * width + min(2 * width, max(map(len, actives))))
+        m = min(cone.size, 2 * width + min(2 * width, max(map(len, actives))))
         margins = y * xp.matmul(x, mT(cone.rows))
         # The active labels always belong to the working rows (when they are few: they are what is hard to satisfy).
         chosen = xp.where(y > 0, xp.full_like(y, -float("inf")), margins)
@@ -164,36 +198,43 @@ def newton(cone: Cone, sets: Sets, which: np.ndarray, all_rows: bool = False) ->
             if go.shape[0] == 0 or m == cone.size:
                 break
             lanes = lanes[to_numpy(go)]
-            x, y, margins, work, s = (xp.take(v, go, axis=0) for v in (x, y, margins, work, hinge.s))
-            # Rows in play stay, the worst of the others come in.
-            chosen = _keep(xp, margins, work, s)
+            x, y, margins, work = (xp.take(v, go, axis=0) for v in (x, y, margins, work))
+            chosen = _keep(xp, margins, work)  # rows in play stay, the worst of the others come in
             m = min(cone.size, m + width)
 
 
-def _keep(xp: Any, margins: Array, work: Array, s: Array) -> Array:
+def _keep(xp: Any, margins: Array, work: Array) -> Array:
     """Scores for the next working rows: those in use get -∞, the others their margins."""
-    used = xp.zeros(margins.shape, dtype=margins.dtype)
-    infinite = xp.full(work.shape, -float("inf"), dtype=margins.dtype)
     if hasattr(xp, "put_along_axis"):
-        used = xp.asarray(margins, copy=True)
-        xp.put_along_axis(used, work, infinite, axis=1)
-        return used
-    place = xp.arange(margins.shape[1])[None, :]
-    member = xp.any(work[:, :, None] == place[:, None, :], axis=1)
+        scores = xp.asarray(margins, copy=True) if xp is not np else margins.copy()
+        xp.put_along_axis(scores, work, xp.asarray(-float("inf")), axis=1)
+        return scores
+    place = xp.arange(margins.shape[1])[None, None, :]
+    member = xp.any(work[:, :, None] == place, axis=1)
     return xp.where(member, xp.full_like(margins, -float("inf")), margins)
 
 
 def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.ndarray, no: np.ndarray) -> Found:
     at = np.flatnonzero(yes)
     x = cone.inputs(cone.xp.take(hinge.x, cone.xp.asarray(at), axis=0)) if at.size else np.zeros((0, cone.problem.d))
-    rows, s = (to_numpy(work), to_numpy(hinge.s)) if no.any() else (None, None)
     losers = np.flatnonzero(no)
-    dependencies = [cone.dependency(rows[i], np.maximum(s[i], 0.0)) for i in losers] if rows is not None else []
+    dependencies = []
+    if losers.size:
+        rows, s = to_numpy(work), to_numpy(hinge.s)
+        dependencies = [cone.dependency(rows[i], np.maximum(s[i], 0.0)) for i in losers]
     return Found(part[at], x, part[losers].tolist(), dependencies)
 
 
-def _chunks(sets: Sets, which: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Parts of ``which``, sets of similar size together: fewer padded rows."""
+def _chunks(cone: Cone, sets: Sets, which: np.ndarray, lanes: int) -> Iterator[np.ndarray]:
+    """Parts of ``which``, sets of similar size together, so that their rows [B, longest, D] fit into ``LARGEST``."""
     ordered = which[np.argsort(sets.sizes[which], kind="stable")]
-    for start in range(0, len(ordered), size):
+    start = 0
+    while start < len(ordered):
+        size = max(1, min(lanes, LARGEST // cone.width**2))
+        while size > 1:
+            longest = int(sets.sizes[ordered[start : start + size]][-1])
+            if size * (longest + 1) * cone.width <= LARGEST:
+                break
+            size //= 2
         yield ordered[start : start + size]
+        start += size

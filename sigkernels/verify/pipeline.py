@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import tasks
+from . import lp, tasks
 from .arrays import namespace
 from .cone import Cone, Found
 from .inputs import as_problem, as_sets
 from .ledger import Ledger
-from .newton import motzkin, newton
+from .newton import motzkin, newton, newton_on_all_rows
 from .problem import Problem
 from .report import Report, StageReport
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
@@ -40,8 +40,8 @@ def verify(
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
-    A set y is argmaxable when some input x gives every label its sign: ``y_i(w_i·x + c_i) > 0``. Its radius is that of the largest
-    ball of such inputs within ``|x_j| ≤ box``.
+    A set y is argmaxable when some input x gives every label its sign: ``y_i(w_i·x + c_i) > 0``. Its radius is that
+    of the largest ball of such inputs within ``|x_j| ≤ box``.
 
     Args:
         head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, or a matrix W ``[n, d]`` (numpy or torch).
@@ -52,8 +52,8 @@ def verify(
         radius: also close the interval of every radius by linear programming.
         device: where the screens run: ``"cpu"`` (numpy) or ``"cuda"`` (cupy). Proofs are made on the CPU, in float64.
         executor: a ``concurrent.futures.Executor`` for the linear programs and the exact stage.
-        progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a function that is
-            called with (sets decided, sets in all).
+        progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a
+            function that is called with (sets decided, sets in all).
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
@@ -98,27 +98,28 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
             cone.append(Cone(problem, xp))
         return cone[0]
 
-    def screen(find: Callable[..., Iterable[Found]], **options: Any) -> Callable[[Ledger, np.ndarray], None]:
+    def screen(find: Callable[..., Iterable[Found]]) -> Callable[[Ledger, np.ndarray], None]:
         def run(ledger: Ledger, which: np.ndarray) -> None:
             with np.errstate(all="ignore"):
-                for found in find(unit_rows(), ledger.sets, which, **options):
+                for found in find(unit_rows(), ledger.sets, which):
                     ledger.offer_found(found)
 
         return run
 
     if problem.k >= 0:
         yield _Stage("closed form", _closed_form)
-    if problem.d >= MOTZKIN_WIDTH:
+    if problem.k < 0 and problem.d >= MOTZKIN_WIDTH:
         yield _Stage("motzkin", screen(motzkin))
-    yield _Stage("newton", screen(newton, all_rows=problem.k >= 0))
+    yield _Stage("newton", screen(newton if problem.k < 0 else newton_on_all_rows))
     yield _Stage("lp", lambda ledger, which: tasks.linear_programs(ledger, _worth_a_program(ledger, which), executor))
     if problem.k < 0:
         yield _Stage("exact", lambda ledger, which: tasks.exact_alternatives(ledger, which, executor))
 
 
 def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:
-    """Thin regions of a DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
-    return which[~ledger.yes[which]] if ledger.problem.k >= 0 else which
+    """Thin regions of a large DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
+    large_dft = ledger.problem.k >= 0 and ledger.problem.n * ledger.problem.d > lp.SMALL
+    return which[~ledger.yes[which]] if large_dft else which
 
 
 def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
@@ -140,5 +141,3 @@ def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
             x[row, : problem.dft_columns] = notch_polynomial(sets[int(i)], problem.n, problem.k)
         x *= problem.box / np.max(np.abs(x), axis=1, keepdims=True)
         ledger.offer_found(Found(part, np.clip(x, -problem.box, problem.box), [], []))
-
-

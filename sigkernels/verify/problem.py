@@ -141,7 +141,7 @@ class Sets:
         """Each different set once, in order of first appearance, and where each input set went [m]."""
         seen: dict[bytes, int] = {}
         inverse = np.empty(len(self), dtype=np.int64)
-        first = []
+        first: list[int] = []
         for i in range(len(self)):
             key = self[i].tobytes()
             if key not in seen:

@@ -127,8 +127,9 @@ class Report:
     def witness(self, i: int) -> ndarray | None:
         """An input x ``[d]`` that predicts set i, or None when none is known.
 
-        For a set proved by ``roots`` these are the coefficients of a polynomial with the right signs, rounded to float64: the
-        proof is the certificate, and the rounding may have lost signs that are closer to zero than 1e-16.
+        For a set proved by ``roots`` these are the coefficients of a polynomial with the right signs, rounded to
+        float64: the proof is the certificate, and the rounding may have lost signs that are closer to zero than
+        1e-16.
         """
         certificate = self.certificate(i)
         if self.verdicts[i] not in (Verdict.ARGMAXABLE, Verdict.THIN):
@@ -149,7 +150,8 @@ class Report:
             problem, _ = as_problem(head_or_matrix, bias, problem.tol, problem.box)
             if (problem.n, problem.d) != (self.problem.n, self.problem.d):
                 raise ValueError(
-                    f"head_or_matrix is {problem.n} × {problem.d}, the report is about {self.problem.n} × {self.problem.d}"
+                    f"head_or_matrix is {problem.n} × {problem.d}, "
+                    f"the report is about {self.problem.n} × {self.problem.d}"
                 )
         ok = np.zeros(len(self), dtype=bool)
         failures = []
@@ -173,7 +175,9 @@ class Report:
     def summary(self) -> str:
         """A few lines of text: the verdicts, the radii, the stages, the notes."""
         total = max(1, len(self))
-        lines = [f"{len(self)} label sets, {self.problem.n} labels, {self.problem.d} features (tol {self.problem.tol:g})"]
+        lines = [
+            f"{len(self)} label sets, {self.problem.n} labels, {self.problem.d} features (tol {self.problem.tol:g})"
+        ]
         for name, count in self.counts().items():
             if count:
                 lines.append(f"  {name:<13} {count:>8}  {100 * count / total:6.2f}%")
@@ -267,7 +271,7 @@ class Report:
             raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
         if (problem.n, problem.weight.shape[1], problem.k) != (meta["n"], meta["slack"], meta["k"]):
             raise ValueError(
-                f"head_or_matrix has {problem.n} labels, {problem.weight.shape[1]} learnable columns and k = {problem.k}; "
+                f"head_or_matrix has {problem.n} labels, {problem.weight.shape[1]} columns and k = {problem.k}; "
                 f"the report is about {meta['n']}, {meta['slack']} and k = {meta['k']}"
             )
         count = len(data["kinds"])

@@ -25,30 +25,44 @@ class Config(NamedTuple):
     num_stages: int
 
 
-# First entry: the choice without a tuner. Every entry is compiled ahead in tests/kernels for its architectures.
-_TABLE: dict[tuple[str, str], tuple[Config, ...]] = {
-    ("cuda", "16-bit"): (Config(128, 64, 4, 3), Config(64, 64, 4, 3), Config(128, 32, 8, 3)),
-    ("cuda", "float32"): (Config(128, 32, 8, 2), Config(64, 32, 4, 3)),
-    ("cuda", "float64"): (Config(32, 16, 4, 2),),
-    ("hip", "16-bit"): (Config(128, 64, 4, 2), Config(64, 64, 4, 2)),
-    ("hip", "float32"): (Config(64, 32, 4, 2), Config(128, 32, 8, 2)),
-    ("hip", "float64"): (Config(32, 16, 4, 2),),
+# First entry: the choice without a tuner. Elementwise work on a tile costs registers: the losses take fewer rows, or more
+# warps, than the bare logits; the lists of topk fewer still. tests/kernels compiles these ahead and refuses a spill.
+_TABLE: dict[str, dict[str, tuple[Config, ...]]] = {
+    "logits": {
+        "16-bit": (Config(128, 64, 4, 3), Config(64, 64, 4, 3)),
+        "float32": (Config(64, 32, 4, 3),),
+        "float64": (Config(32, 16, 4, 2),),
+    },
+    "fused_loss": {
+        "16-bit": (Config(64, 64, 8, 3), Config(64, 32, 8, 3)),
+        "float32": (Config(32, 32, 8, 2),),
+        "float64": (Config(16, 16, 8, 2),),
+    },
+    "predict": {
+        "16-bit": (Config(64, 64, 8, 3),),
+        "float32": (Config(64, 32, 8, 2),),
+        "float64": (Config(32, 16, 8, 2),),
+    },
+    "topk": {
+        "16-bit": (Config(32, 64, 4, 3),),
+        "float32": (Config(32, 32, 4, 3),),
+        "float64": (Config(16, 16, 4, 2),),
+    },
 }
-# Keeping a sorted list per row costs registers: fewer rows per block.
-_LIST_ROWS = 32
+_HIP_STAGES = 2  # AMD's compiler pipelines through registers: a third stage only spills
 
 
 def candidates(platform: str, dtype: torch.dtype, kernel: str) -> tuple[Config, ...]:
-    """The configurations of a kernel ("topk" keeps lists, the others do not), best guess first."""
+    """The configurations of a kernel on "cuda" or "hip", best guess first."""
     kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16-bit")
-    table = _TABLE[platform, kind]
-    if kernel != "topk":
-        return table
-    return tuple(dict.fromkeys(c._replace(BM=min(c.BM, _LIST_ROWS), num_warps=4) for c in table))
+    table = _TABLE[kernel][kind]
+    if platform == "hip":
+        table = tuple(config._replace(num_stages=min(config.num_stages, _HIP_STAGES)) for config in table)
+    return table
 
 
 def platform() -> str:
-    """"cuda" or "hip": whose device torch drives. The interpreter counts as cuda."""
+    """ "cuda" or "hip": whose device torch drives. The interpreter counts as cuda."""
     return "hip" if torch.version.hip else "cuda"
 
 

@@ -114,17 +114,19 @@ def fused_loss_kernel(
     in_label = label < labels
     mask = in_row[:, None] & in_label[None, :]
     if SPARSE:
-        # A row has few positives in a tile: take the next one of every row until no row has any left.
+        # A row has few positives in a tile, and a tile has 64 labels: one bit per label, set one positive at a time.
+        tl.static_assert(BN == 64)
         position = tl.load(at + tile.to(tl.int64) * batch + row, mask=in_row, other=0)
         end = tl.load(at + (tile + 1).to(tl.int64) * batch + row, mask=in_row, other=0)
-        y = tl.zeros((BM, BN), ACC)
+        bits = tl.zeros((BM,), tl.int64)
         left = tl.max(end - position, axis=0)
         while left > 0:
             here = position < end
-            positive = tl.load(indices + position, mask=here, other=-1) - label_start
-            y = tl.where(label[None, :] == positive[:, None], 1.0, y)
+            column = tl.load(indices + position, mask=here, other=0) - (label_start + tile * BN)
+            bits |= tl.where(here, tl.full((BM,), 1, tl.int64) << tl.where(here, column, 0), 0)
             position += 1
             left -= 1
+        y = ((bits[:, None] >> tl.arange(0, BN).to(tl.int64)[None, :]) & 1).to(ACC)
     else:
         y = tl.load(dense + row[:, None] * dense_stride + label[None, :], mask=mask, other=0.0).to(ACC)
     y, pos, dpos, neg, dneg = value_and_grad(

@@ -199,9 +199,6 @@ void run_block(Block& block, std::vector<Fiber>& fibers, Order& order) {
         if (!unfinished) break;
         if (!release(fibers) && !ran) fail("threads of a block wait for others that will not come");
     }
-#if defined(SHIM_TSAN)
-    for (auto& fiber : fibers) __tsan_destroy_fiber(fiber.tsan);
-#endif
 }
 
 }  // namespace
@@ -241,6 +238,9 @@ void run(dim3 grid, int threads, int shared_bytes, const std::function<void()>& 
         run_block(block, fibers.back(), order);
     }
 #if defined(SHIM_TSAN)
+    // Not before: a new fiber would take the place of a destroyed one, and pass for the same thread.
+    for (auto& block : fibers)
+        for (auto& fiber : block) __tsan_destroy_fiber(fiber.tsan);
     __tsan_acquire(&end_of_grid);
 #endif
     for (void* raw : shared) free(raw);

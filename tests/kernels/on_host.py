@@ -1,0 +1,38 @@
+"""The CUDA backend on CPU tensors. As a pytest plugin it serves a whole test session:
+
+    PYTHONPATH=tests SIGKERNELS_HOST_KERNELS=<_cuda…so> python -m pytest -p kernels.on_host -k cuda tests/test_topk.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("_cuda", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def patched(kernels: ModuleType, set_attribute: Callable[[object, str, Any], None]) -> ModuleType:
+    """``sigkernels.backends.cuda`` with ``kernels`` as its compiled module and CPU tensors allowed."""
+    from sigkernels.backends import cuda
+
+    cuda._resident_blocks.cache_clear()
+    set_attribute(cuda, "_module", lambda: kernels)
+    set_attribute(cuda, "available", lambda: None)
+    set_attribute(cuda, "devices", lambda: ("cpu",))
+    return cuda
+
+
+def pytest_configure() -> None:
+    path = os.environ.get("SIGKERNELS_HOST_KERNELS")
+    if path:
+        patched(load(Path(path)), setattr)

@@ -1,0 +1,223 @@
+"""The CUDA kernels' own source, executed on the host: every operation, dtype and hard shape against float64.
+
+Launchers, bindings and ``backends/cuda.py`` are the real ones too; only the GPU is a simulation (``shim/cuda_shim.h``).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from sigkernels.losses import BCE
+from sigkernels.labels import LabelSets
+
+from .problems import SIZES, Size, check, problem
+from .redzone import RedZones
+
+ALL = (True, True, True)
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES["float64"] = torch.float64
+
+
+def needs_of(p):
+    return (True, True, p.layer.bias is not None)
+
+
+@pytest.fixture(params=list(DTYPES))
+def dtype(request: pytest.FixtureRequest):
+    """Also sets torch's switch for tf32, which decides between two float32 kernels."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param == "tf32"
+    yield DTYPES[request.param]
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def fused(cuda, p, loss, **kwargs):
+    return cuda.fused_loss(p.x, p.layer, p.targets, loss, p.scale, kwargs.pop("needs", needs_of(p)), **kwargs)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_fused_loss(cuda_on_host, dtype, name):
+    p = problem(SIZES[name], dtype)
+    check(p, BCE(), fused(cuda_on_host, p, BCE()), tf32=torch.backends.cuda.matmul.allow_tf32)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_scans(cuda_on_host, dtype, name):
+    """logits, topk and predict agree with each other exactly and with float64 closely."""
+    p = problem(SIZES[name], dtype)
+    z = cuda_on_host.logits(p.x, p.layer)
+    exact = torch.nn.functional.linear(p.x.double(), _matrix(p.layer))
+    exact = exact if p.layer.bias is None else exact + p.layer.bias.double()
+    tolerance = {torch.float64: 1e-14, torch.bfloat16: 2**-8, torch.float16: 2**-10}.get(dtype, 1e-6)
+    tolerance = 2**-9 if torch.backends.cuda.matmul.allow_tf32 else tolerance
+    assert z.dtype == dtype and float((z.double() - exact).abs().max()) <= tolerance * float(exact.abs().max())
+    for m in {1, min(5, z.shape[1]), z.shape[1]}:
+        values, labels = cuda_on_host.topk(p.x, p.layer, m)
+        want, order = torch.sort(z, dim=1, descending=True, stable=True)
+        assert torch.equal(values, want[:, :m])
+        assert torch.equal(labels, order[:, :m] + p.layer.label_start)
+    threshold = float(z.double().median())
+    sets = cuda_on_host.predict(p.x, p.layer, threshold)
+    inside = slice(p.layer.label_start, p.layer.label_start + p.layer.num_rows)
+    assert torch.equal(sets.to_dense()[:, inside].bool(), z > threshold)
+    assert len(LabelSets(sets.indices, sets.offsets, sets.num_labels).indices) == len(sets.indices)
+
+
+def _matrix(layer):
+    from sigkernels.backends import torch_reference
+
+    return torch_reference.matrix(layer._replace(weight=layer.weight.double()))
+
+
+LOSSES = {
+    "weights": lambda n: BCE(weight=torch.rand(n) + 0.1, pos_weight=4 * torch.rand(n)),
+    "smoothing": lambda n: BCE(label_smoothing=0.1, pos_weight=4 * torch.rand(n)),
+}
+
+
+def _more_losses() -> None:
+    from sigkernels import losses
+
+    if hasattr(losses, "Focal"):
+        LOSSES["focal"] = lambda n: losses.Focal(weight=torch.rand(n))
+        LOSSES["focal, no alpha"] = lambda n: losses.Focal(gamma=1.5, alpha=None)
+        LOSSES["asymmetric"] = lambda n: losses.Asymmetric(pos_weight=2 * torch.rand(n))
+        LOSSES["asymmetric, fractional"] = lambda n: losses.Asymmetric(gamma_neg=2.5, gamma_pos=0.0, clip=0.1)
+        LOSSES["asymmetric, detached"] = lambda n: losses.Asymmetric(detach_focus=True)
+
+
+_more_losses()
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16], ids=str)
+def test_losses(cuda_on_host, name, dense, kind):
+    p = problem(Size(7, 130, 5, 11, bias=True), kind, dense=dense)
+    loss = LOSSES[name](130)
+    check(p, loss, fused(cuda_on_host, p, loss))
+
+
+def test_thread_order_does_not_matter(cuda_on_host, monkeypatch):
+    """Threads and blocks in any order give the same bits: no race has shown, no order is relied upon."""
+    for kind in (torch.float32, torch.bfloat16):
+        p = problem(Size(131, 300, 9, 70, bias=True), kind)
+        results = []
+        for order in ("forward", "reverse", "random:1", "random:2"):
+            monkeypatch.setenv("SHIM_ORDER", order)
+            values, labels = cuda_on_host.topk(p.x, p.layer, 7)
+            sets = cuda_on_host.predict(p.x, p.layer, 0.0)
+            results.append((*fused(cuda_on_host, p, BCE()), values, labels, sets.indices, sets.offsets))
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("processors", [1, 2, 40])
+def test_any_number_of_blocks(cuda_on_host, monkeypatch, processors):
+    monkeypatch.setenv("SHIM_PROCESSORS", str(processors))
+    cuda_on_host._resident_blocks.cache_clear()
+    p = problem(Size(9, 500, 20, 13), torch.float32)
+    check(p, BCE(), fused(cuda_on_host, p, BCE()))
+    z = cuda_on_host.logits(p.x, p.layer)
+    assert torch.equal(cuda_on_host.topk(p.x, p.layer, 3)[0], z.sort(1, descending=True)[0][:, :3])
+    cuda_on_host._resident_blocks.cache_clear()
+
+
+def test_chunks_of_rows_and_labels(cuda_on_host, monkeypatch):
+    """Small budgets cut one pass into many launches, which add up to the same result."""
+    monkeypatch.setattr(cuda_on_host, "_SLAB_BYTES", 1)
+    monkeypatch.setattr(cuda_on_host, "_SCAN_ELEMENTS", 128 * 100)
+    for kind in (torch.float32, torch.bfloat16):
+        p = problem(Size(140, 400, 12, 9, bias=True), kind)
+        check(p, BCE(), fused(cuda_on_host, p, BCE()))
+        z = cuda_on_host.logits(p.x, p.layer)
+        values, labels = cuda_on_host.topk(p.x, p.layer, 4)
+        assert torch.equal(values, z.sort(1, descending=True)[0][:, :4])
+        assert torch.equal(z.gather(1, labels), values)
+        assert torch.equal(cuda_on_host.predict(p.x, p.layer, 0.5).to_dense().bool(), z > 0.5)
+
+
+def test_only_what_is_needed(cuda_on_host):
+    p = problem(Size(5, 130, 4, 6, bias=True), torch.float32)
+    full = fused(cuda_on_host, p, BCE())
+    for needs in itertools.product((False, True), repeat=3):
+        part = fused(cuda_on_host, p, BCE(), needs=needs)
+        assert torch.equal(part.rows, full.rows)
+        for needed, got, want in zip(needs, part[1:], full[1:], strict=True):
+            assert (got is not None) == needed
+            assert not needed or torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("batch", [5, 140])
+def test_accumulate_into_grad(cuda_on_host, kind, batch):
+    p = problem(Size(batch, 130, 4, 6), kind)
+    fresh = fused(cuda_on_host, p, BCE()).grad_weight
+    into = torch.full_like(p.layer.weight, 0.5)
+    result = fused(cuda_on_host, p, BCE(), grad_weight_into=into)
+    assert result.grad_weight is into
+    torch.testing.assert_close(into.double(), fresh.double() + 0.5, rtol=2 * torch.finfo(kind).eps, atol=1e-7)
+
+
+def test_empty_batch(cuda_on_host):
+    p = problem(Size(0, 130, 4, 6, bias=True), torch.float32)
+    result = fused(cuda_on_host, p, BCE())
+    assert result.rows.shape == (0,) and result.grad_x.shape == p.x.shape
+    assert not result.grad_weight.any() and not result.grad_bias.any()
+    assert cuda_on_host.logits(p.x, p.layer).shape == (0, 130)
+    assert cuda_on_host.topk(p.x, p.layer, 3)[1].shape == (0, 3)
+    assert len(cuda_on_host.predict(p.x, p.layer, 0.0)) == 0
+
+
+def test_ties_nan_and_signed_zero(cuda_on_host):
+    """Ties go to the lower label, NaN counts as highest, -0 equals 0; a NaN logit is above no threshold."""
+    rows = torch.tensor([[0.0, -0.0, 1.0, float("nan"), 1.0, float("-inf"), float("inf"), 1.0]]).repeat(1, 20)
+    p = problem(Size(1, rows.shape[1], -1, 1), torch.float32)
+    layer = p.layer._replace(weight=torch.ones(rows.shape[1], 1), bias=rows[0])
+    x = torch.zeros(1, 1)
+    for m in (5, 32, 33, rows.shape[1]):
+        values, labels = cuda_on_host.topk(x, layer, m)
+        want, order = torch.sort(rows, dim=1, descending=True, stable=True)
+        assert torch.equal(labels, order[:, :m])
+        torch.testing.assert_close(values, want[:, :m], equal_nan=True)
+    above = cuda_on_host.predict(x, layer, 0.0)
+    assert above.indices.tolist() == (rows[0] > 0).nonzero()[:, 0].tolist()
+
+
+def test_float16_range(cuda_on_host):
+    """A mean over many terms underflows in float16, and a large pos_weight overflows it: gradients survive both."""
+    p = problem(Size(4, 130, 4, 6), torch.float16)._replace(scale=torch.full((4,), 1e-9))
+    check(p, BCE(), fused(cuda_on_host, p, BCE()))
+    loss = BCE(pos_weight=torch.full((130,), 1e6), weight=torch.full((130,), 1e-3))
+    p = p._replace(scale=torch.tensor([1.0, -1.0, 0.0, 2.0]))
+    result = fused(cuda_on_host, p, loss)
+    assert result.grad_x.dtype == torch.float32
+    check(p._replace(x=p.x.float(), layer=p.layer._replace(weight=p.layer.weight.float())), loss, result, tf32=True)
+
+
+def test_red_zones(cuda_on_host, monkeypatch):
+    zones = RedZones()
+    for kind in (torch.float32, torch.bfloat16):
+        p = problem(Size(131, 197, 7, 9, bias=True), kind)
+        layer = p.layer._replace(weight=zones.around(p.layer.weight), bias=zones.around(p.layer.bias))
+        p = p._replace(x=zones.around(p.x), layer=layer)
+        with monkeypatch.context() as patch:
+            zones.install(patch)
+            result = fused(cuda_on_host, p, BCE())
+            cuda_on_host.topk(p.x, p.layer, 6)
+            cuda_on_host.predict(p.x, p.layer, 0.0)
+            z = cuda_on_host.logits(p.x, p.layer)
+        assert torch.isfinite(z).all()
+        check(p, BCE(), result)
+    zones.check()
+
+
+def test_inputs_are_left_alone(cuda_on_host):
+    p = problem(Size(5, 130, 4, 6, bias=True), torch.float32)
+    before = [t.clone() for t in (p.x, p.layer.weight, p.layer.bias, p.targets.indices, p.targets.offsets)]
+    fused(cuda_on_host, p, BCE())
+    after = (p.x, p.layer.weight, p.layer.bias, p.targets.indices, p.targets.offsets)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -1,0 +1,110 @@
+"""The kernels on the host under ThreadSanitizer and AddressSanitizer; each must also catch bugs that are planted.
+
+ThreadSanitizer sees every simulated thread as a thread: a missing barrier or an update that two threads share is a
+race. AddressSanitizer watches shared and global memory, whose buffers have exactly the size that was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .toolchain import CSRC, SHIM, fingerprint, must, need, run
+
+FLAGS = {"thread": ["-fsanitize=thread", "-DSHIM_TSAN"], "address": ["-fsanitize=address", "-DSHIM_ASAN"]}
+
+
+class Plant(NamedTuple):
+    """A bug: in ``file`` the first ``right`` becomes ``wrong``, and the sanitizer must say ``told``."""
+
+    sanitizer: str
+    file: str
+    right: str
+    wrong: str
+    told: str
+
+
+PLANTS = {
+    "a barrier is missing": Plant(
+        "thread",
+        "tile.cuh",
+        "load_weight(shared.w(), p, tile, start);\n        __syncthreads();",
+        "load_weight(shared.w(), p, tile, start);",
+        "data race",
+    ),
+    "blocks share a slab": Plant(
+        "thread", "fused_loss.cuh", "p.slabs + blockIdx.x * t.batch * t.slack", "p.slabs", "data race"
+    ),
+    "rows beyond the batch": Plant(
+        "address", "tile.cuh", "if (row < rows && extra < 0)", "if (extra < 0)", "heap-buffer-overflow"
+    ),
+    "too little shared memory": Plant(
+        "address", "fused_loss.cuh", "at_bias + 4 * TILE", "at_bias + 3 * TILE", "heap-buffer-overflow"
+    ),
+}
+
+
+def build(cache: Path, sanitizer: str, plant: Plant | None = None) -> Path:
+    """``shim/sanitize.cpp`` with a sanitizer, from the sources or from a copy with a planted bug."""
+    out = cache / f"{sanitizer}-{fingerprint(repr(plant))}"
+    program = out / "sanitize"
+    if program.exists():
+        return program
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(CSRC, out / "csrc")
+    if plant is not None:
+        source = out / "csrc" / "cuda" / plant.file
+        text = source.read_text()
+        assert plant.right in text, f"the place for a planted bug has moved: {plant.right!r}"
+        source.write_text(text.replace(plant.right, plant.wrong, 1))
+    csrc = out / "csrc"
+    include = ["-Wno-unknown-pragmas", f"-I{SHIM}", f"-I{csrc}", f"-I{csrc / 'cuda'}", "-DSIGKERNELS_HOST_SHIM"]
+    compiler = [need("g++"), "-std=c++17", *include]
+    # The scheduler itself is not instrumented: it looks at every thread's state.
+    shim_flags = [flag for flag in FLAGS[sanitizer] if flag.startswith("-D")]
+    short = [] if plant is None else ["-DSANITIZE_ONLY_F32"]
+    must([*compiler, "-O1", "-g", *short, *FLAGS[sanitizer], "-c", SHIM / "sanitize.cpp", "-o", out / "sanitize.o"])
+    must([*compiler, "-O1", *shim_flags, "-c", SHIM / "cuda_shim.cpp", "-o", out / "cuda_shim.o"])
+    unfinished = out / "unfinished"
+    objects = [out / "sanitize.o", out / "cuda_shim.o"]
+    must([need("g++"), f"-fsanitize={sanitizer}", *objects, "-o", unfinished])
+    unfinished.rename(program)
+    return program
+
+
+@pytest.fixture(scope="module")
+def programs(artefacts: Path) -> dict[str, Path]:
+    """All of them, built two at a time: "thread" and "address" are the sources as they are, the others planted bugs."""
+    need("g++"), need("setarch")
+    wanted = {name: (name, None) for name in FLAGS} | {name: (plant.sanitizer, plant) for name, plant in PLANTS.items()}
+    with ThreadPoolExecutor(2) as pool:
+        built = pool.map(lambda what: build(artefacts, *what), wanted.values())
+        return dict(zip(wanted, built, strict=True))
+
+
+def execute(program: Path, order: str):
+    """Without address randomisation: the sanitizers map their shadow at fixed places."""
+    setarch = need("setarch")
+    options = {"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
+    return run([setarch, "-R", program], env={**os.environ, **options, "SHIM_ORDER": order}, timeout=120)
+
+
+@pytest.mark.parametrize("sanitizer", FLAGS)
+def test_clean(programs, sanitizer):
+    done = execute(programs[sanitizer], "random:3")
+    assert done.returncode == 0, done.stderr[:4000]
+    assert done.stdout.count("predicted") == 2 and "nan" not in done.stdout
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_planted_bug_is_caught(programs, name):
+    plant = PLANTS[name]
+    done = execute(programs[name], "forward")
+    assert done.returncode != 0
+    assert plant.told in done.stderr, done.stderr[:2000]
+    assert plant.file in done.stderr, "the report names the file of the bug"

@@ -1,0 +1,82 @@
+"""Compilers for the kernel tests: found or skipped, run two at a time, and their results kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CSRC = ROOT / "csrc"
+SHIM = Path(__file__).parent / "shim"
+KERNELS = ("fused_loss", "logits", "predict", "topk")
+
+
+def need(tool: str) -> str:
+    """The path of a tool, or a skip that names it."""
+    found = shutil.which(tool)
+    if found is None:
+        pytest.skip(f"{tool} is not installed")
+    return found
+
+
+def run(command: Sequence[str | Path], **kwargs) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, **kwargs)
+
+
+def must(command: Sequence[str | Path], **kwargs) -> subprocess.CompletedProcess[str]:
+    """Runs a command that has to succeed; its output is the message when it does not."""
+    done = run(command, **kwargs)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def all_of(commands: Sequence[Sequence[str | Path]]) -> list[subprocess.CompletedProcess[str]]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(must, commands))
+
+
+def fingerprint(*extra: str, folders: Sequence[Path] = (CSRC / "cuda", CSRC / "core", SHIM)) -> str:
+    """Changes when a source, or what is done with it (``extra``), changes."""
+    digest = hashlib.sha256("\0".join(extra).encode())
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compile_host(out: Path, flags: Sequence[str], csrc: Path = CSRC, shim_flags: Sequence[str] = ()) -> list[Path]:
+    """The kernels' own ``.cu`` files and the shim as host objects."""
+    gxx = need("g++")
+    base = [gxx, "-std=c++17", "-fPIC", "-Wno-unknown-pragmas", f"-I{SHIM}", f"-I{csrc}", f"-I{csrc / 'cuda'}"]
+    kernel = [*base, "-Wall", "-Wextra", "-Werror", "-DSIGKERNELS_HOST_SHIM", *flags, "-x", "c++", "-c"]
+    objects = [out / f"{name}.o" for name in KERNELS]
+    commands = [[*kernel, csrc / "cuda" / f"{o.stem}.cu", "-o", o] for o in objects]
+    commands.append([*base, "-O2", *shim_flags, "-c", SHIM / "cuda_shim.cpp", "-o", out / "cuda_shim.o"])
+    all_of(commands)
+    return [*objects, out / "cuda_shim.o"]
+
+
+def host_module(cache: Path) -> Path:
+    """``_cuda`` built against the shim: the same bindings and launchers, on host memory."""
+    pybind11 = pytest.importorskip("pybind11")
+    out = cache / f"host-{fingerprint(sys.version)}"
+    module = out / f"_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not module.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        objects = compile_host(out, ["-O1"])
+        include = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}", f"-I{CSRC}"]
+        bindings = out / "bindings.o"
+        compiler = [need("g++"), "-std=c++17", "-O0", "-fPIC", *include]
+        must([*compiler, "-c", CSRC / "cuda" / "bindings.cpp", "-o", bindings])
+        unfinished = out / "unfinished.so"
+        must([need("g++"), "-shared", *objects, bindings, "-o", unfinished])
+        unfinished.rename(module)
+    return module
