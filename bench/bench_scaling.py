@@ -32,7 +32,12 @@ def sigkernels_dft(x: Tensor, slack: Tensor, targets: sk.LabelSets, n: int) -> S
 
 def sigkernels_linear(x: Tensor, slack: Tensor, targets: sk.LabelSets, n: int) -> Step:
     weight = torch.cat([sk.dft_matrix(n, K, dtype=torch.float32), slack.detach()], 1).requires_grad_()
-    return lambda: sk.functional.linear_loss(x, weight, targets, reduction="sum").backward()
+
+    def step() -> None:
+        weight.grad = None
+        sk.functional.linear_loss(x, weight, targets, reduction="sum").backward()
+
+    return step
 
 
 def eager_dft(x: Tensor, slack: Tensor, targets: sk.LabelSets, n: int) -> Step:
@@ -50,6 +55,7 @@ def eager_linear(x: Tensor, slack: Tensor, targets: sk.LabelSets, n: int) -> Ste
     weight = torch.cat([sk.dft_matrix(n, K, dtype=torch.float32), slack.detach()], 1).requires_grad_()
 
     def step() -> None:
+        weight.grad = None
         F.binary_cross_entropy_with_logits(F.linear(x, weight), targets.to_dense(), reduction="sum").backward()
 
     return step
