@@ -14,7 +14,7 @@ from sigkernels.demo import models, report
 from sigkernels.demo.train import BATCH, Result, train
 
 TEST_EXAMPLES = 5000
-FULL = {"epochs": 3, "sets": 500, "train": None}
+FULL = {"epochs": 5, "sets": 1000, "train": None}
 QUICK = {"epochs": 2, "sets": 100, "train": 40 * BATCH}
 
 
