@@ -19,7 +19,7 @@ SHOWN_LABELS = 14
 
 def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """One line per head, in the order of ``HEADER``."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for result in results:
         peak = result.head_peak_bytes
         verified = sum(result.verdicts.values())
