@@ -24,7 +24,9 @@ def oracle(z: torch.Tensor, k: int) -> torch.Tensor:
     rows = []
     for row in z.double().numpy():
         prior = math.log(k / (len(row) - k))
-        nu = brentq(lambda v, row=row: expit(row + v).sum() - k, prior - row.max() - 1, prior - row.min() + 1, xtol=1e-14)
+        nu = brentq(
+            lambda v, row=row: expit(row + v).sum() - k, prior - row.max() - 1, prior - row.min() + 1, xtol=1e-14
+        )
         rows.append(torch.from_numpy(expit(row + nu)))
     return torch.stack(rows)
 
