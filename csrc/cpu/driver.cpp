@@ -21,6 +21,12 @@ extern const Kernels kernels_portable;
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx512;
 #endif
+#if defined(SK_TEST_ISA)
+extern const Kernels kernels_tall;
+#if defined(__x86_64__)
+extern const Kernels kernels_wide;
+#endif
+#endif
 
 const std::vector<Isa>& isas() {
     static const std::vector<Isa> all = [] {
@@ -34,6 +40,12 @@ const std::vector<Isa>& isas() {
         found.push_back({&kernels_avx2, avx2});
 #endif
         found.push_back({&kernels_portable, true});
+#if defined(SK_TEST_ISA)
+        found.push_back({&kernels_tall, true});
+#if defined(__x86_64__)
+        found.push_back({&kernels_wide, avx2});
+#endif
+#endif
         return found;
     }();
     return all;

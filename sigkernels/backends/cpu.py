@@ -6,6 +6,7 @@ explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -193,7 +194,7 @@ def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> in
     """Labels per tile: what fits in the cache, and no more than a thread has."""
     fitting = _TILE_BYTES // (itemsize * (slack + rows))
     tile = max(48, min(192, fitting // _SHARE_UNIT * _SHARE_UNIT))
-    share = -(-labels // (threads * _SHARE_UNIT)) * _SHARE_UNIT
+    share = max(-(-labels // (threads * _SHARE_UNIT)), 1) * _SHARE_UNIT
     tiles = -(-share // tile)
     return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
 
@@ -296,4 +297,4 @@ def _tile_starts(labels: int, tile: int, threads: int) -> np.ndarray:
     """The first label of every tile, thread by thread (share_of in csrc/cpu/job.h)."""
     units = -(-labels // _SHARE_UNIT)
     bounds = [min(units * t // threads * _SHARE_UNIT, labels) for t in range(threads)] + [labels]
-    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in itertools.pairwise(bounds)])
