@@ -70,13 +70,13 @@ const Kernels& choose_isa(const std::string& name) {
 
 namespace {
 
-// The OpenMP runtime's threads do not survive fork(): a child that used them would wait for them for ever.
-std::atomic<bool> used_openmp{false};
-std::atomic<bool> lost_openmp{false};
+// The OpenMP runtime's threads do not survive fork(): a child that used them would wait for them for ever.  torch may
+// have started them before the first call here, so every forked child does without.
+std::atomic<bool> forked{false};
 
-void after_fork_in_child() {
-    if (used_openmp.load()) lost_openmp.store(true);
-}
+#ifndef _WIN32
+[[maybe_unused]] const int watches_fork = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+#endif
 
 }  // namespace
 
@@ -86,10 +86,7 @@ void parallel(int count, void (*f)(void*, int), void* context) {
         return;
     }
 #if defined(_OPENMP)
-    if (!lost_openmp.load()) {
-#ifndef _WIN32
-        if (!used_openmp.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
-#endif
+    if (!forked.load()) {
 #pragma omp parallel for schedule(static, 1) num_threads(count)
         for (int i = 0; i < count; ++i) f(context, i);
         return;

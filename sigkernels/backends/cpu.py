@@ -75,9 +75,9 @@ def fused_loss(
     needs_x, needs_weight, needs_bias = needs
     real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
     call = _Call(x, layer, _LOSS)
-    rows = torch.zeros(batch, dtype=torch.float64)
-    grad_x = torch.zeros(x.shape, dtype=real) if needs_x else None
-    grad_bias = torch.zeros(labels, dtype=real) if needs_bias else None
+    rows = _zeros((batch,), torch.float64)
+    grad_x = _zeros(x.shape, real) if needs_x else None
+    grad_bias = _zeros((labels,), real) if needs_bias else None
     grad_weight, fresh = _weight_gradient(x, layer, grad_weight_into) if needs_weight else (None, False)
     if batch and labels:
         c = call.c
@@ -98,8 +98,6 @@ def fused_loss(
             c.grad_weight, c.grad_weight_stride = grad_weight.data_ptr(), grad_weight.stride(0)
             c.grad_weight_dtype = _DTYPES[grad_weight.dtype]
             c.accumulate = not fresh
-        if grad_bias is not None and not fresh:
-            grad_bias.zero_()
         call.run()
     elif fresh and grad_weight is not None:
         grad_weight.zero_()
@@ -245,6 +243,11 @@ def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None) -> tuple[Tens
     fresh = torch.empty(layer.weight.shape, dtype=dtype)
     _huge_pages(fresh)
     return fresh, True
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that cost nothing until they are touched, and no OpenMP threads, which a forked child has lost."""
+    return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
 
 
 def _huge_pages(fresh: Tensor) -> None:
