@@ -1,8 +1,8 @@
 """Semismooth Newton on the squared hinge, for many label sets at once.
 
 ``f(x) = ½ Σ_i (1 - a_i·x)₊²`` with ``a_i = y_i w_i/‖w_i‖``. It is piecewise quadratic, so Newton's method ends after
-finitely many steps: either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` has ``Aᵀλ =
--∇f = 0``: Gordan's vector. One run answers both ways.
+finitely many steps: either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` is Gordan's
+vector: ``Aᵀλ = -∇f = 0``. One run answers both ways.
 
 A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and
 the rows with the smallest margins), all rows are priced with one matrix product, and the worst are added.
@@ -24,7 +24,7 @@ MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in clos
 MAX_ROUNDS = 8
 WIDE = 90  # from this width on, sets are solved one at a time
 LANES = (8, 64)  # sets that are solved together, at least and at most
-GATHERED = 1_000_000
+GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
 LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
 PROX = 1e-10  # of the mean curvature: makes the Hessian definite, and does not move the minimum
 

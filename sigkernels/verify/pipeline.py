@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -100,7 +101,8 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
 
     def screen(find: Callable[..., Iterable[Found]]) -> Callable[[Ledger, np.ndarray], None]:
         def run(ledger: Ledger, which: np.ndarray) -> None:
-            with np.errstate(all="ignore"):
+            # A screen may fail on numbers it cannot handle: what it leaves open goes to the next stage.
+            with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
                 for found in find(unit_rows(), ledger.sets, which):
                     ledger.offer_found(found)
 
