@@ -13,4 +13,10 @@ void logits(const LaunchOn& on, const Problem& p, void* out, int64_t out_stride)
     });
 }
 
+int64_t logits_shared_bytes(DType dtype) {
+    int64_t bytes = 0;
+    with_kind(dtype, [&](auto kind) { bytes = Shared<decltype(kind)>::bytes; });
+    return bytes;
+}
+
 }  // namespace sk
