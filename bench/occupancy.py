@@ -44,7 +44,7 @@ PROGRAM = r"""
 template <class K>
 int shared_of(const std::string& kernel) {
     return kernel == "fused_loss" ? sk::FusedShared<K>::bytes : kernel == "topk" ? sk::TopkShared<K>::bytes
-         : kernel == "predict" ? sk::PredictShared<K>::bytes : sk::Shared<K>::bytes;
+         : kernel == "predict" ? sk::PredictShared<K>::bytes : sk::Shared<K>::bytes_scan;
 }
 int main() {
     int major, minor, threads, per_sm, per_block, registers;

@@ -15,7 +15,6 @@ settings.register_profile("default", deadline=None, max_examples=40, derandomize
 settings.load_profile("default")
 
 
-
 def device_of(backend: str) -> str:
     """Where a backend's tensors go; a GPU backend that is interpreted or simulated says that it takes CPU tensors."""
     taken = by_name(backend).devices() or ("cpu",)

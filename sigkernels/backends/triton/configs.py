@@ -62,7 +62,7 @@ def candidates(platform: str, dtype: torch.dtype, kernel: str) -> tuple[Config, 
 
 
 def platform() -> str:
-    """"cuda" or "hip": whose device torch drives. The interpreter counts as cuda."""
+    """ "cuda" or "hip": whose device torch drives. The interpreter counts as cuda."""
     return "hip" if torch.version.hip else "cuda"
 
 

@@ -78,7 +78,13 @@ def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 def _launch(
-    name: str, kernel: Any, x: Tensor, tile: Tile, grid: Callable[[configs.Config], tuple[int, int]], *args: Any, **kw: Any
+    name: str,
+    kernel: Any,
+    x: Tensor,
+    tile: Tile,
+    grid: Callable[[configs.Config], tuple[int, int]],
+    *args: Any,
+    **kw: Any,
 ) -> None:
     def run(config: configs.Config) -> None:
         kernel[grid(config)](*tile.tensors, *args, *tile.sizes, **kw, **tile.options(config))
