@@ -8,8 +8,8 @@ from torch import Tensor
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ConfusionLoss, SigmoidF1
-from .cpu import _LOSS, _Call, _set_targets, _weight_gradient
 from .cpu import _DTYPES as DTYPES
+from .cpu import _LOSS, _Call, _set_targets, _weight_gradient
 from .interface import accumulate_dtype, gradient_dtype
 from .torch_confusion import ConfusionResult, _like_setting
 
