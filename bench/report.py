@@ -70,7 +70,7 @@ def read(path: Path) -> tuple[list[Record], dict[str, Any]]:
 
 
 def _record(entry: dict[str, Any]) -> Record:
-    extra = entry.get("extra_info", {})
+    extra = (entry.get("params") or {}) | entry.get("extra_info", {})  # a parameter of that name will do as well
     stats = entry["stats"]
     suite = Path(entry["fullname"].partition("::")[0]).stem.removeprefix("bench_")
     median = float(stats["median"])
@@ -81,7 +81,7 @@ def _record(entry: dict[str, Any]) -> Record:
         seconds=median,
         spread=float(stats["iqr"]) / median if median else 0.0,
         **{name: extra[name] for name in ("n", "rows", "peak_bytes") if extra.get(name) is not None},
-        more={name: value for name, value in extra.items() if name not in KNOWN},
+        more={name: value for name, value in entry.get("extra_info", {}).items() if name not in KNOWN},
     )
 
 

@@ -6,12 +6,16 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 STDERR = 2
+NOTHING_SELECTED = 5  # pytest's exit code
 REGRESSION = 1
 SUITES_FAILED = 3
 
@@ -43,15 +47,13 @@ def run(args: argparse.Namespace) -> int:
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"the benchmarks need {package}: pip install 'sigkernels[bench]'")
     args.output.mkdir(parents=True, exist_ok=True)
-    raw = args.output / "pytest-benchmark.json"
-    raw.unlink(missing_ok=True)
-    failed = run_suites(suites, raw, args.quick, args.only)
-    if not raw.exists():
+    files, failed = run_suites(suites, args.output / "suites", args.quick, args.only)
+    if not files:
         raise ValueError(f"no benchmark ran: is there one whose name contains {args.only!r}? See {suites}")
 
     from sigkernels import env
 
-    records, _ = report.read(raw)
+    records = [record for file in files for record in report.read(file)[0]]
     changes = report.compare(records, before, args.tolerance)
     command = " ".join(["sigkernels", *sys.argv[1:]])
     result = report.as_json(records, changes, env.collect(), command)
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     written = "report.json and report.html" if args.html else "report.json"
     print(f"\nWrote {written} to {args.output}", file=sys.stderr)
     if failed:
-        print("sigkernels bench: some suites failed; the report holds the others", file=sys.stderr)
+        print(f"sigkernels bench: failed: {', '.join(failed)}; the report holds the others", file=sys.stderr)
         return SUITES_FAILED
     return REGRESSION if any(change.verdict == "slower" for change in changes) else 0
 
@@ -88,16 +90,38 @@ def load_report(suites: Path) -> Any:
     return module
 
 
-def run_suites(suites: Path, raw: Path, quick: bool, only: str | None) -> bool:
-    """Runs pytest in a process of its own; its progress goes to stderr. True when a suite failed."""
-    files = sorted(map(str, suites.glob("bench_*.py")))
-    if not files:
+def run_suites(suites: Path, out: Path, quick: bool, only: str | None) -> tuple[list[Path], list[str]]:
+    """Runs every suite in a process of its own, so that none inherits another's memory or thread settings.
+
+    ``only`` chooses suites by name, and where no suite has that name, cases. Returns the files that pytest-benchmark
+    wrote and the names of the suites that failed. The progress goes to stderr.
+    """
+    names = [path.stem.removeprefix("bench_") for path in sorted(suites.glob("bench_*.py"))]
+    if not names:
         raise ValueError(f"there is no bench_*.py in {suites}")
-    command = [sys.executable, "-m", "pytest", *files, "--benchmark-only", "--benchmark-json", str(raw)]
-    command += ["--benchmark-quiet", "-q", "-p", "no:cacheprovider", "-o", "python_files=bench_*.py"]
-    command += ["--benchmark-columns=median", "--rootdir", str(suites)]
-    command += ["-k", only] if only else []
-    command += ["--benchmark-max-time=0.3", "--benchmark-min-rounds=3"] if quick else []
+    chosen = [name for name in names if only and only in name] or names
+    cases = ["-k", only] if only and chosen == names else []
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     environment = os.environ | ({"SIGKERNELS_BENCH_QUICK": "1"} if quick else {})
-    done = subprocess.run(command, env=environment, stdout=STDERR, check=False)
-    return done.returncode not in (0, 5)  # 5: nothing was selected
+    files, failed = [], []
+    for name in tqdm(chosen, unit="suite", disable=None):
+        file = out / f"{name}.json"
+        command = [sys.executable, "-m", "pytest", str(suites / f"bench_{name}.py"), "--rootdir", str(suites)]
+        command += [
+            "--benchmark-only",
+            "--benchmark-json",
+            str(file),
+            "--benchmark-quiet",
+            "--benchmark-columns=median",
+        ]
+        command += ["-q", "-p", "no:cacheprovider", "-o", "python_files=bench_*.py", *cases]
+        command += ["--benchmark-max-time=0.3", "--benchmark-min-rounds=3"] if quick else []
+        done = subprocess.run(command, env=environment, stdout=STDERR, check=False)
+        if done.returncode not in (0, NOTHING_SELECTED):
+            failed.append(name)
+        if file.exists() and file.stat().st_size:
+            files.append(file)
+    if failed and not files:
+        raise ValueError(f"every suite failed ({', '.join(failed)}); the reasons are above")
+    return files, failed

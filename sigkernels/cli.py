@@ -17,6 +17,7 @@ from sigkernels import __version__
 COMMANDS = {
     "env": "sigkernels.env",
     "demo": "sigkernels.demo.command",
+    "verify": "sigkernels.verify.command",
     "bench": "sigkernels.bench_command",
 }
 BAD_INPUT = 2

@@ -66,7 +66,7 @@ def test_a_failing_suite_is_told(suites, tmp_path, capsys):
     (suites / "bench_broken.py").write_text("def test_x(benchmark):\n    benchmark(lambda: 1 / 0)\n")
     assert cli.main(["bench", "--suites", str(suites), "--output", str(tmp_path / "out"), "--quick"]) == 3
     captured = capsys.readouterr()
-    assert "some suites failed" in captured.err and "sleep n=100" in captured.out
+    assert "failed: broken" in captured.err and "sleep n=100" in captured.out
 
 
 @pytest.mark.parametrize(

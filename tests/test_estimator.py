@@ -20,7 +20,9 @@ def data():
 
 
 def small(**changes) -> sk.MultiLabelClassifier:
-    return sk.MultiLabelClassifier(**({"epochs": 12, "hidden": 64, "slack": 8, "batch_size": 64, "learning_rate": 1e-2} | changes))
+    return sk.MultiLabelClassifier(
+        **({"epochs": 12, "hidden": 64, "slack": 8, "batch_size": 64, "learning_rate": 1e-2} | changes)
+    )
 
 
 @pytest.fixture(scope="module")

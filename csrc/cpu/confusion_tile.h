@@ -1,5 +1,5 @@
 // Confusion-matrix losses of one tile of labels, all rows of the batch at once (sigkernels/losses/confusion.py has the
-// formulas).  Logits z [P][T][PW] become their gradients in place.
+// formulas).  Logits z [P][T][PW] become their gradients in place; targets y lie as z does.
 //
 // A label's value is N / D, both linear in tp = sum S y, s = sum S, p = sum y and the number of rows, so dvalue/dS is
 // on_y * y + on_all: two numbers per label.  S is made twice, once for the sums and once for the gradient, because that
@@ -75,7 +75,7 @@ struct ConfusionTile {
     SK_INLINE void each(int64_t t, F&& f, G&& end_of_run) const {
         const bool mirrored = job.confusion.mirrored;
         for (int64_t panel = 0; panel < panels; ++panel) {
-            const int64_t at = (panel * job.tile + t) * PW;
+            const int64_t at = panel * panel_stride<C>(job) + t * PW;
 #pragma GCC unroll 2
             for (int v = 0; v < PW; v += L) {
                 const V mask = load<V>(shared.scale + panel * PW + v);  // 1, and 0 for lanes without a row
@@ -146,7 +146,7 @@ struct ConfusionTile {
     void fill_targets() const {
         for (int64_t panel = 0; panel < panels; ++panel) {
             Local<C> here = local;
-            here.y += panel * job.tile * PW;
+            here.y += panel * panel_stride<C>(job);
             PanelLoss<C>{job, here, local.z, count, label, panel, nullptr, false}.fill_targets();
         }
     }

@@ -1,6 +1,6 @@
 """The CUDA backend on CPU tensors. As a pytest plugin it serves a whole test session:
 
-    PYTHONPATH=tests SIGKERNELS_HOST_KERNELS=<_cuda…so> python -m pytest -p kernels.on_host -k cuda tests/test_topk.py
+PYTHONPATH=tests SIGKERNELS_HOST_KERNELS=<_cuda…so> python -m pytest -p kernels.on_host -k cuda tests/test_topk.py
 """
 
 from __future__ import annotations
