@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..layer import Layer
-from ..losses import Loss
+from ..losses import ConfusionLoss, Loss
 from ..plan import plan
 from .interface import LossResult, accumulate_dtype, gradient_dtype
 
@@ -55,7 +55,9 @@ def devices() -> tuple[str, ...] | None:
 
 def supports(loss: Loss) -> str | None:
     name = type(loss).__name__
-    return None if name in _KINDS else f"it has no kernel for {name}; it has {', '.join(_KINDS)}"
+    if name in _KINDS or isinstance(loss, ConfusionLoss):
+        return None
+    return f"it has no kernel for {name}; it has {', '.join(_KINDS)} and the confusion-matrix losses"
 
 
 def isa() -> str:
@@ -115,6 +117,19 @@ def fused_loss(
     )
 
 
+def confusion_loss(
+    x: Tensor,
+    layer: Layer,
+    targets: LabelSets | Tensor,
+    loss: ConfusionLoss,
+    reduction: str,
+    needs: tuple[bool, bool, bool, bool, bool],
+) -> Any:
+    from . import cpu_confusion
+
+    return cpu_confusion.confusion_loss(x, layer, targets, loss, reduction, needs)
+
+
 def logits(x: Tensor, layer: Layer) -> Tensor:
     out = torch.empty(x.shape[0], layer.num_rows, dtype=x.dtype)
     if out.numel():
@@ -151,7 +166,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
 class _Call:
     """A ``_C.Call`` with the input and the layer filled in, and whatever it points to kept alive."""
 
-    def __init__(self, x: Tensor, layer: Layer, consumer: int) -> None:
+    def __init__(self, x: Tensor, layer: Layer, consumer: int, rows_at_once: bool = False) -> None:
         self.c = c = _C.Call()
         self.kept: list[Any] = []
         self.isa = os.environ.get("SIGKERNELS_ISA", "")
@@ -161,8 +176,9 @@ class _Call:
         threads = min(torch.get_num_threads(), -(-labels // _SHARE_UNIT) or 1)
         if batch * labels * (slack + 16) < _SMALL:
             threads = 1
-        tile = _tile(labels, slack, min(batch, _CHUNK), threads, real.itemsize)
-        c.consumer, c.dtype, c.threads, c.tile, c.chunk = consumer, _DTYPES[x.dtype], threads, tile, _CHUNK
+        chunk = max(batch, 1) if rows_at_once else _CHUNK
+        tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
+        c.consumer, c.dtype, c.threads, c.tile, c.chunk = consumer, _DTYPES[x.dtype], threads, tile, chunk
         c.rows, c.labels, c.slack, c.label_start, c.k = batch, labels, slack, layer.label_start, layer.k
         c.x, c.x_stride = self.keep(x), x.stride(0)
         c.weight, c.weight_stride = self.keep(weight), weight.stride(0)
@@ -228,13 +244,15 @@ def _set_loss(call: _Call, loss: Any, layer: Layer, real: torch.dtype) -> None:
         c.pos_weight = call.keep(loss.pos_weight[here].to(real).contiguous())
 
 
-def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None) -> tuple[Tensor, bool]:
+def _weight_gradient(
+    x: Tensor, layer: Layer, into: Tensor | None, rows_at_once: bool = False
+) -> tuple[Tensor, bool]:
     """(the buffer that the loop writes, whether it is fresh).
 
     A 16-bit buffer takes the sum over one chunk of rows only: more would be rounded in between.
     """
     real = accumulate_dtype(x.dtype)
-    one_chunk = x.shape[0] <= _CHUNK
+    one_chunk = rows_at_once or x.shape[0] <= _CHUNK
     if into is not None and (into.stride(1) == 1 or into.shape[1] <= 1):
         half = into.dtype in (torch.bfloat16, torch.float16) and real == torch.float32
         if into.dtype == real or (half and one_chunk):
