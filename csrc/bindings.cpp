@@ -72,6 +72,10 @@ py::dict build_info() {
 
 }  // namespace
 
+namespace sk {
+void bind_lml(py::module_& m);  // cpu/lml.cpp
+}
+
 PYBIND11_MODULE(_C, m) {
     m.doc() = "Compiled core of sigkernels. Use it through sigkernels.functional.";
 
@@ -146,5 +150,6 @@ PYBIND11_MODULE(_C, m) {
     m.def("advise_huge_pages", [](uintptr_t data, size_t bytes) {
         sk::advise_huge_pages(reinterpret_cast<void*>(data), bytes);
     });
+    sk::bind_lml(m);
     m.def("build_info", &build_info, "Compiler, flags, instruction sets, OpenMP and CUDA of this build.");
 }

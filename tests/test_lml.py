@@ -332,3 +332,12 @@ def test_on_a_head(device):
         assert torch.allclose(head.loss(h, sets, sk.LMLNLL(4)), lml_nll(head(h), sets, 4))
     with pytest.raises(ValueError, match="51"):
         head.loss(h, sets, sk.LMLNLL(51))
+
+
+def test_published_bracket_misses_the_root():
+    """The published search looks within ±7 of the k-th largest logit: too narrow for many labels."""
+    n, k = 20_000, 1
+    z = torch.zeros(1, n)
+    lowest = -z.topk(k + 1).values[0, k - 1] - 7
+    assert torch.sigmoid(z + lowest).sum().item() == pytest.approx(18.2, abs=0.1)  # the least it can reach
+    assert lml(z, k).double().sum().item() == pytest.approx(k, rel=1e-6)

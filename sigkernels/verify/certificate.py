@@ -47,3 +47,4 @@ class Certificate:
     support: ndarray | None = None  # [p] int64, labels
     multipliers: ndarray | None = None  # [p]
     roots: ndarray | None = None  # [2r] int64
+    bounds: Certificate | None = None  # vectors that bound the radius more closely than those of the proof

@@ -87,6 +87,10 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate, target: f
             hi = min(hi, _dual_bound(problem, active, support, multipliers))
     elif kind in ("gordan", "dual"):
         reason = "it holds no multipliers"
+    if certificate.bounds is not None:
+        inner = certificate.bounds
+        extra = prove(problem, active, Certificate("none", inner.witness, inner.support, inner.multipliers), target)
+        lo, hi = max(lo, extra.lo), min(hi, extra.hi)
     if kind not in ("witness", "roots", "gordan", "alternation", "dual", "none"):
         reason = f"its kind {kind!r} is unknown"
     return Proof(lo, hi, argmaxable, reason)
@@ -173,7 +177,8 @@ def _witness(
             if inside < 1.0 or not np.all(np.isfinite(margins)):
                 return -math.inf, False, reason
             rows = low > 0
-            radius = float(np.min((margins / np.where(margins < 0, low, high))[rows], initial=math.inf))
+            lengths = np.where(margins < 0, low, high)
+            radius = float(np.min(margins[rows] / lengths[rows], initial=math.inf))
             return radius, False, reason
     rows = high > 0  # a zero row has its sign by its bias and bounds no ball
     radius = float(np.min(margins[rows] / high[rows], initial=math.inf)) * (1.0 - 8 * U)

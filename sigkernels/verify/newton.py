@@ -19,8 +19,10 @@ from .arrays import Array, concat, matvec, mT, smallest, solve, to_numpy
 from .cone import Cone, Found
 from .problem import Sets
 
-MAX_STEPS = 60
+MAX_STEPS = 200  # of one run; most take 10 to 30
+MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in closed form
 MAX_ROUNDS = 8
+WIDE = 100  # from this width on, sets are solved one at a time
 LANES = (8, 64)  # sets that are solved together, at least and at most
 GATHERED = 1_000_000
 LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
@@ -91,6 +93,47 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
     return Hinge(*(xp.take(v, order, axis=0) for v in parts[1:]))
 
 
+def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 0.9, steps: int = MAX_STEPS) -> Hinge:
+    """The same for one set with rows ``y_i·rows_i`` [m, d]: for wide matrices, where the Hessian is what costs.
+
+    It is built from the violated rows only, and changed by the rows that come and go where those are few.
+    """
+    eye = xp.eye(rows.shape[1], dtype=x.dtype)
+    h, before = None, None
+    s = 1.0 - y * xp.matmul(rows, x)
+    for _ in range(steps):
+        violated = s > 0
+        at = xp.nonzero(violated)[0]
+        hinge = xp.where(violated, s, xp.zeros_like(s))
+        if bool(xp.max(s) < enough):
+            break
+        g = xp.matmul(y * hinge, rows)
+        if bool(xp.max(xp.abs(g)) <= 3e-15 * xp.sum(hinge)):
+            break
+        changed = xp.nonzero(violated != before)[0] if h is not None else at
+        if h is None or 2 * changed.shape[0] >= at.shape[0]:
+            part = xp.take(rows, at, axis=0)
+            h = xp.matmul(mT(part), part)
+        elif changed.shape[0]:
+            part = xp.take(rows, changed, axis=0)
+            gone = xp.where(xp.take(violated, changed), xp.ones_like(part[:, 0]), -xp.ones_like(part[:, 0]))
+            h = h + xp.matmul(mT(part), part * gone[:, None])
+        before = violated
+        prox = PROX * float(xp.sum(h * eye)) / rows.shape[1] + 1e-30
+        direction = solve(xp, (h + prox * eye)[None, :, :], g[None, :])[0, :]
+        t = _step_length(xp, s[None, :], (y * xp.matmul(rows, direction))[None, :])
+        x = x + t * direction
+        s = 1.0 - y * xp.matmul(rows, x)
+    return Hinge(x[None, :], s[None, :], (xp.max(s) < enough)[None])
+
+
+def _one_by_one(xp: Any, a: Array, x: Array) -> Hinge:
+    """``hinge_newton_wide`` for each entry of a batch."""
+    ones = xp.ones(a.shape[1], dtype=x.dtype)
+    parts = [hinge_newton_wide(xp, a[i, :, :], ones, x[i, :]) for i in range(a.shape[0])]
+    return Hinge(*(concat(xp, column) for column in zip(*parts, strict=True)))
+
+
 def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3) -> Array:
     """Where to start [B, D]: least squares for ``a_i·x = 1``, the few active rows weighted up to match the others."""
     xp = cone.xp
@@ -139,36 +182,18 @@ def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Itera
 
 
 def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
-    """The same on all rows, one set at a time, for matrices whose neighbouring rows are nearly equal (a DFT).
+    """The same on all rows, for matrices whose neighbouring rows are nearly equal (a DFT).
 
-    There a few working rows say nothing about their neighbours. Each step costs one product with all rows and one
-    with the rows that are still violated, which soon are few.
+    There a few working rows say nothing about their neighbours.
     """
     xp = cone.xp
-    diagonal = xp.eye(cone.width, dtype=cone.rows.dtype)
     for i in which.tolist():
         actives = cone.actives(sets, np.array([i]))
-        y = cone.signs(actives)[0, :]
-        x = weighted_ridge(cone, actives)[0, :]
-        s = 1.0 - y * xp.matmul(cone.rows, x)
-        for _ in range(MAX_STEPS):
-            if bool(xp.max(s) < 1.0):
-                break
-            at = xp.nonzero(s > 0)[0]
-            hinge = xp.take(s, at)
-            a = xp.take(cone.rows, at, axis=0) * xp.take(y, at)[:, None]
-            g = xp.matmul(hinge, a)
-            if bool(xp.max(xp.abs(g)) <= 3e-15 * xp.sum(hinge)):
-                break
-            h = xp.matmul(mT(a), a)
-            prox = PROX * float(xp.sum(h * diagonal)) / cone.width + 1e-30
-            direction = solve(xp, (h + prox * diagonal)[None, :, :], g[None, :])[0, :]
-            t = _step_length(xp, s[None, :], (y * xp.matmul(cone.rows, direction))[None, :])
-            x = x + t * direction
-            s = 1.0 - y * xp.matmul(cone.rows, x)
-        yes = np.array([bool(xp.max(s) < 1.0)])
-        hinge_result = Hinge(x[None, :], s[None, :], xp.asarray(yes))
-        yield _collect(cone, np.array([i]), xp.arange(cone.size)[None, :], hinge_result, yes, ~yes)
+        y = cone.signs(actives)
+        x = weighted_ridge(cone, actives)
+        hinge = hinge_newton_wide(xp, cone.rows, y[0, :], x[0, :], enough=1.0, steps=MAX_STEPS_DFT)
+        yes = to_numpy(hinge.feasible)
+        yield _collect(cone, np.array([i]), xp.arange(cone.size)[None, :], hinge, yes, ~yes)
 
 
 def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
@@ -188,7 +213,7 @@ def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
             work = smallest(xp, chosen, m)
             rows = xp.reshape(xp.take(cone.rows, xp.reshape(work, (-1,)), axis=0), (*work.shape, width))
             a = rows * xp.take_along_axis(y, work, axis=1)[:, :, None]
-            hinge = hinge_newton(xp, a, x)
+            hinge = hinge_newton(xp, a, x) if width < WIDE else _one_by_one(xp, a, x)
             x = hinge.x
             margins = y * xp.matmul(x, mT(cone.rows))
             solved = xp.min(margins, axis=1) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,7 +224,8 @@ class Report:
 
     def save(self, path: str | Path, matrix: bool = True) -> None:
         """Write the report as ``.npz``; ``matrix=False`` leaves W out (``check`` then needs it as an argument)."""
-        certificates = self._certificates
+        bounds = [(i, c.bounds) for i, c in enumerate(self._certificates) if c.bounds is not None]
+        certificates = self._certificates + [c for _, c in bounds]
         columns = {
             "witness": [c.witness for c in certificates],
             "support": [c.support for c in certificates],
@@ -239,6 +241,7 @@ class Report:
             "proof_of": self._proof_of,
             "stage": np.array([str(v) for v in self.stage], dtype="U16"),
             "kinds": np.array([c.kind for c in certificates], dtype="U12"),
+            "bounds_of": np.array([i for i, _ in bounds], dtype=np.int64),
         }
         for name, column in columns.items():
             arrays.update(_pack(name, column))
@@ -286,6 +289,9 @@ class Report:
             )
             for i in range(count)
         ]
+        proofs = count - len(data["bounds_of"])
+        for i, inner in zip(data["bounds_of"].tolist(), certificates[proofs:], strict=True):
+            certificates[i] = replace(certificates[i], bounds=inner)
         verdicts = np.empty(len(data["verdicts"]), dtype=object)
         verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
         return cls(
@@ -294,7 +300,7 @@ class Report:
             verdicts,
             data["radius_lo"],
             data["radius_hi"],
-            certificates,
+            certificates[:proofs],
             data["proof_of"],
             data["stage"].astype(object),
             [StageReport(*s) for s in meta["stages"]],

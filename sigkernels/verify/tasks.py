@@ -89,9 +89,7 @@ def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None, t
     items = []
     for i in which.tolist():
         active = np.flatnonzero(np.isin(keep, ledger.sets[i]))
-        lower = ledger.lower[i]
-        start = lower.witness if lower is not None and lower.witness is not None else None
-        items.append((i, active, start.astype(np.float64) if start is not None else None))
+        items.append((i, active, ledger.point(i)))
     for i, answers in _spread(executor, _solve_programs, (rows, offset, problem.box), items):
         for x, support, multipliers in answers:
             ledger.offer(i, Certificate("witness", witness=x))
@@ -123,10 +121,7 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
     which = which[~ledger.yes[which]]
     if problem.d + (problem.bias is not None) > MAX_WIDTH or not len(which):
         return
-    items = []
-    for i in which.tolist():
-        lower = ledger.lower[i]
-        items.append((i, ledger.sets[i], lower.witness if lower is not None else None))
+    items = [(i, ledger.sets[i], ledger.point(i)) for i in which.tolist()]
     for i, answer in _spread(executor, _solve_exactly, (problem.matrix, problem.bias), items):
         if answer is None:
             continue
