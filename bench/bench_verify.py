@@ -25,12 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 from scipy.optimize import linprog  # noqa: E402
 from verify_layers import CACHE, layer  # noqa: E402
 
 from sigkernels.verify import verify  # noqa: E402
 
 OUT = Path(__file__).parent / "out"
+QUICK = bool(os.environ.get("SIGKERNELS_BENCH_QUICK"))
 
 
 def highs(W: np.ndarray, active: np.ndarray, box: float = 1e4) -> tuple[float, float | None]:
@@ -205,6 +207,26 @@ def _plot_slack(rows: list[dict]) -> None:
     axis.set(xscale="log", yscale="log", xlabel="labels n", ylabel="radius, 1st percentile")
     axis.legend(fontsize=8)
     figure.savefig(OUT / "verify_slack.png", dpi=150)
+
+
+@pytest.mark.parametrize("d", [25] if QUICK else [25, 100])
+@pytest.mark.parametrize("who", ["sigkernels", "scipy HiGHS, full program"])
+def test_verify(benchmark, who: str, d: int) -> None:
+    """What `sigkernels bench` runs: the same few sets on both sides, one thread."""
+    n, count = (2000, 4) if QUICK else (8921, 16)
+    W, sets = layer("gaussian", n, d)
+    sets = distinct(sets, count)
+
+    def work() -> None:
+        if who == "sigkernels":
+            verify(W, sets)
+        else:
+            for active in sets:
+                highs(W, active)
+
+    benchmark.group = f"verify {count} label sets, n={n:,}, d={d}, gaussian W"
+    benchmark.extra_info.update(who=who, n=n, rows=count)
+    benchmark.pedantic(work, rounds=5 if who == "sigkernels" else 1, warmup_rounds=1 if who == "sigkernels" else 0)
 
 
 def main() -> None:
