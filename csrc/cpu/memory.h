@@ -45,15 +45,6 @@ SK_INLINE bool narrows_grad_weight(const Job& job) {
     return job.needs_weight && job.grad_weight_dtype != (sizeof(C) == 8 ? Dtype::f64 : Dtype::f32);
 }
 
-// A fresh gradient that no cache can hold is written past the caches: reading its old contents first would cost as
-// much memory traffic as everything else together.
-template <class C>
-SK_INLINE bool streams_grad_weight(const Job& job) {
-    constexpr int64_t kBytes = 12 << 20;
-    return job.needs_weight && !narrows_grad_weight<C>(job) && !job.accumulate &&
-           job.grad_weight_stride == job.slack && job.labels * job.slack * static_cast<int64_t>(sizeof(C)) >= kBytes;
-}
-
 // The input, transposed into panels; read by all threads.
 template <class C>
 struct Shared {
@@ -100,7 +91,7 @@ struct Local {
     C* pos_w;        // [T*PW + L]   their weights
     int32_t* pos_at; // [T*PW]       where they are in the panel
     C* weight;       // [T][copied_stride]
-    C* gweight;      // [T][copied_stride], or [2 kHeight][s] on its way past the caches
+    C* gweight;      // [T][copied_stride]
     C* bound;        // [P][PW]      topk: what a logit must exceed
     char* end;
 
@@ -126,9 +117,7 @@ struct Local {
         pos_w = bump.take<C>(positives + width);
         pos_at = bump.take<int32_t>(positives);
         weight = bump.take<C>(copies_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
-        gweight = bump.take<C>(narrows_grad_weight<C>(job)    ? tile * copied_stride<C>(job)
-                               : streams_grad_weight<C>(job) ? 2 * kHeight * job.slack
-                                                             : 0);
+        gweight = bump.take<C>(narrows_grad_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
         bound = bump.take<C>(job.consumer == Consumer::topk ? panels * width : 0);
         end = bump.at;
     }

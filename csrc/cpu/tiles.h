@@ -59,7 +59,6 @@ struct Tiles {
             if (job.needs_weight && job.slack) grad_weight(at, count);
             if (job.needs_bias) grad_bias(at, count);
         }
-        stream_done();
     }
 
     // A loss of whole columns: the logits of all rows first.
@@ -225,14 +224,14 @@ struct Tiles {
         const bool narrow = narrows_grad_weight<C>(job);
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
         const int64_t stride = narrow ? copied_stride<C>(job) : job.grad_weight_stride;
-        const bool add = job.accumulate && !narrow, streams = streams_grad_weight<C>(job);
+        const bool add = job.accumulate && !narrow;
         // A few labels at a time over all slack columns: their gradient rows are written from start to end, which the
         // hardware prefetcher follows; the packed x_s comes from the second-level cache.
         constexpr int64_t kGroup = 2 * kHeight;
         for (int64_t group = 0; group < count; group += kGroup) {
             const int64_t rows = count - group < kGroup ? count - group : kGroup;
-            C* to = streams ? local.gweight : out + group * stride;
-            for (int64_t i = streams ? kAhead : rows; i < 2 * kGroup && group + i < count && i * stride < kAhead; ++i)
+            C* to = out + group * stride;
+            for (int64_t i = rows; i < 2 * kGroup && group + i < count && i * stride < kAhead; ++i)
                 for (int64_t j = 0; j < job.slack; j += kLine) __builtin_prefetch(to + i * stride + j, 1, 2);
             for (int64_t first = 0, sp = 0; first < job.slack; first += PW, ++sp) {
                 const int64_t columns = job.slack - first < PW ? job.slack - first : PW;
@@ -247,7 +246,6 @@ struct Tiles {
                                                                  columns, add);
                     });
             }
-            if (streams) stream(out + group * stride, local.gweight, rows * stride);
         }
         if (!narrow) return;
         with_storage<C>(job.grad_weight_dtype, job.grad_weight, [&](auto* to) {
