@@ -123,12 +123,12 @@ def closed(
 def programs(
     rows: ndarray, offset: ndarray | None, active: ndarray, box: float, start: ndarray | None
 ) -> list[tuple[ndarray, ndarray, ndarray]]:
-    """All (point, support, multipliers) worth proving for one set: the solver's own, and sharpened."""
+    """All (point, support, multipliers) worth proving for one set: sharpened, and the solver's own."""
     out: list[tuple[ndarray, ndarray, ndarray]] = []
     for whole in (False, True):
         answer = chebyshev(rows, offset, active, box, start, whole=whole)
         if answer is not None:
-            out += [answer, polish(rows, offset, active, box, *answer)]
+            out += [polish(rows, offset, active, box, *answer), answer]
         if any(closed(rows, offset, active, box, *a) for a in out) or rows.size > MEDIUM or rows.size <= SMALL:
             break
     return out
