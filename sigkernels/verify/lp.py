@@ -22,7 +22,7 @@ def chebyshev(
     active: ndarray,
     box: float,
     start: ndarray | None = None,  # [d]: a point whose worst rows come first
-    gap: float = 1e-9,
+    gap: float = 2e-7,
     whole: bool = False,  # give the solver all rows at once
 ) -> tuple[ndarray, ndarray, ndarray] | None:
     """The centre x [d], the support and its multipliers (of unit rows), or None when HiGHS gave nothing usable."""
@@ -42,7 +42,7 @@ def chebyshev(
     bounds = [(-box, box)] * d + [(None, None)]
     best: tuple[ndarray, ndarray, ndarray] | None = None
     best_value = -np.inf
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
         index = np.flatnonzero(work)
         a = np.concatenate([-y[index, None] * rows[index], np.ones((len(index), 1))], axis=1)
         for presolve in (False, True):  # the second when the first ends in numerical trouble
@@ -68,10 +68,14 @@ def chebyshev(
         claimed = float(result.x[-1])
         if value >= claimed - gap * max(abs(claimed), 1e-3):
             break
-        outside = np.flatnonzero(~work & (margins < claimed))
-        if outside.size == 0:
+        outside = np.flatnonzero(~work)
+        if not np.any(margins[outside] < claimed):
             break
-        work[outside[np.argsort(margins[outside])[: 2 * d + 10]]] = True
+        if turn < 4:  # rows far from tight are let go, at first; later none is, so that this ends
+            work[index[margins[index] > claimed + 0.3 * abs(claimed)]] = False
+        # Not only what is violated: what is nearly so would be next.
+        count = min(len(outside), d + 10)
+        work[outside[np.argpartition(margins[outside], count - 1)[:count]]] = True
     return best
 
 
@@ -119,12 +123,12 @@ def closed(
 def programs(
     rows: ndarray, offset: ndarray | None, active: ndarray, box: float, start: ndarray | None
 ) -> list[tuple[ndarray, ndarray, ndarray]]:
-    """All (point, support, multipliers) worth proving for one set: the solver's own, and sharpened."""
+    """All (point, support, multipliers) worth proving for one set: sharpened, and the solver's own."""
     out: list[tuple[ndarray, ndarray, ndarray]] = []
     for whole in (False, True):
         answer = chebyshev(rows, offset, active, box, start, whole=whole)
         if answer is not None:
-            out += [answer, polish(rows, offset, active, box, *answer)]
+            out += [polish(rows, offset, active, box, *answer), answer]
         if any(closed(rows, offset, active, box, *a) for a in out) or rows.size > MEDIUM or rows.size <= SMALL:
             break
     return out

@@ -87,6 +87,8 @@ def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None, t
         items.append((i, active, ledger.point(i)))
     for i, answers in _spread(executor, _solve_programs, (rows, offset, problem.box), items):
         for x, support, multipliers in answers:
+            if tighten and ledger.hi[i] - ledger.lo[i] <= 1e-6 * abs(ledger.hi[i]):
+                break
             ledger.offer(i, Certificate("witness", witness=x))
             if len(support) and (tighten or not ledger.is_settled(i)):
                 raw = multipliers / norms[keep[support]]
