@@ -3,9 +3,10 @@
     OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 python bench/bench_verify.py speed
     … bench_verify.py radius | throughput | bottleneck | slack
 
-Both sides run in one process, interleaved, one BLAS thread. HiGHS gets a few sets (it takes seconds for each), the
-verifier many; what is compared is the time per set. HiGHS runs at tolerance 1e-10, its
-minimum: with the default of 1e-7 its answers at radius 1e-8 mean nothing.
+Both sides run in one process, interleaved, one BLAS thread, and are measured in seconds of processor time, which other
+programs on the machine do not lengthen. HiGHS gets a few sets (it takes seconds for each), the verifier many; what is
+compared is the time per set. HiGHS runs at tolerance 1e-10, its minimum: with the default of 1e-7 its answers at radius
+1e-8 mean nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 from scipy.optimize import linprog  # noqa: E402
 from verify_layers import CACHE, layer  # noqa: E402
 
 from sigkernels.verify import verify  # noqa: E402
 
 OUT = Path(__file__).parent / "out"
+QUICK = bool(os.environ.get("SIGKERNELS_BENCH_QUICK"))
 
 
 def highs(W: np.ndarray, active: np.ndarray, box: float = 1e4) -> tuple[float, float | None]:
@@ -41,10 +44,10 @@ def highs(W: np.ndarray, active: np.ndarray, box: float = 1e4) -> tuple[float, f
     objective = np.zeros(d + 1)
     objective[-1] = -1
     options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10, "time_limit": 60.0}
-    began = time.perf_counter()
+    began = time.process_time()
     bounds = [(-box, box)] * d + [(None, None)]
     result = linprog(objective, rows, np.zeros(n), bounds=bounds, method="highs-ds", options=options)
-    return time.perf_counter() - began, None if result.x is None else float(result.x[-1])
+    return time.process_time() - began, None if result.x is None else float(result.x[-1])
 
 
 def distinct(sets: list, count: int) -> list:
@@ -56,9 +59,9 @@ def compare(name: str, classifier, W: np.ndarray, sets: list, baseline: int, rad
     """Time per set of both sides, interleaved: half of HiGHS's sets before the verifier, half after."""
     verify(classifier, sets[:2], radius=radius)  # page in
     slow = [highs(W, s)[0] for s in sets[: (baseline + 1) // 2]]
-    began = time.perf_counter()
+    began = time.process_time()
     report = verify(classifier, sets, radius=radius)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     slow += [highs(W, s)[0] for s in sets[(baseline + 1) // 2 : baseline]]
     before_lp = sum(s.decided for s in report.stages if s.name not in ("lp", "exact", "radius"))
     thin = report.counts()["THIN"]
@@ -129,14 +132,14 @@ def radius(args: argparse.Namespace) -> list[dict]:
 def throughput(args: argparse.Namespace) -> list[dict]:
     """3000 sets at n = 8921, d = 50, and all of them checked again."""
     W, sets = layer("trained", 8921, 50, args.data, args.cache)
-    began = time.perf_counter()
+    began = time.process_time()
     report = verify(W, sets[:3000])
-    seconds = time.perf_counter() - began
-    began = time.perf_counter()
+    seconds = time.process_time() - began
+    began = time.process_time()
     ok = report.check()
-    print(f"3000 sets: {seconds:.1f} s; {ok} in {time.perf_counter() - began:.1f} s")
+    print(f"3000 sets: {seconds:.1f} s; {ok} in {time.process_time() - began:.1f} s")
     print(report.summary())
-    return [{"sets": 3000, "seconds": seconds, "check seconds": time.perf_counter() - began, "checked": bool(ok)}]
+    return [{"sets": 3000, "seconds": seconds, "check seconds": time.process_time() - began, "checked": bool(ok)}]
 
 
 def bottleneck(args: argparse.Namespace) -> list[dict]:
@@ -204,6 +207,26 @@ def _plot_slack(rows: list[dict]) -> None:
     axis.set(xscale="log", yscale="log", xlabel="labels n", ylabel="radius, 1st percentile")
     axis.legend(fontsize=8)
     figure.savefig(OUT / "verify_slack.png", dpi=150)
+
+
+@pytest.mark.parametrize("d", [25] if QUICK else [25, 100])
+@pytest.mark.parametrize("who", ["sigkernels", "scipy HiGHS, full program"])
+def test_verify(benchmark, who: str, d: int) -> None:
+    """What `sigkernels bench` runs: the same few sets on both sides, one thread."""
+    n, count = (2000, 4) if QUICK else (8921, 16)
+    W, sets = layer("gaussian", n, d)
+    sets = distinct(sets, count)
+
+    def work() -> None:
+        if who == "sigkernels":
+            verify(W, sets)
+        else:
+            for active in sets:
+                highs(W, active)
+
+    benchmark.group = f"verify {count} label sets, n={n:,}, d={d}, gaussian W"
+    benchmark.extra_info.update(who=who, n=n, rows=count)
+    benchmark.pedantic(work, rounds=5 if who == "sigkernels" else 1, warmup_rounds=1 if who == "sigkernels" else 0)
 
 
 def main() -> None:

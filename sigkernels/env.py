@@ -122,7 +122,7 @@ def render(info: dict[str, Any]) -> str:
         for key, value in extension.items():
             if key not in ("built", "why", "file"):
                 text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-                lines.append(f"      {key:<10} {text}")
+                lines.append(f"      {key:<14} {text}")
     lines.append("backends")
     for name, why_not in info["backends"].items():
         line(name, f"not available: {why_not}" if why_not else "available")

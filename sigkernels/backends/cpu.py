@@ -6,6 +6,7 @@ explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -76,9 +77,9 @@ def fused_loss(
     needs_x, needs_weight, needs_bias = needs
     real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
     call = _Call(x, layer, _LOSS)
-    rows = torch.zeros(batch, dtype=torch.float64)
-    grad_x = torch.zeros(x.shape, dtype=real) if needs_x else None
-    grad_bias = torch.zeros(labels, dtype=real) if needs_bias else None
+    rows = _zeros((batch,), torch.float64)
+    grad_x = _zeros(x.shape, real) if needs_x else None
+    grad_bias = _zeros((labels,), real) if needs_bias else None
     grad_weight, fresh = _weight_gradient(x, layer, grad_weight_into) if needs_weight else (None, False)
     if batch and labels:
         c = call.c
@@ -99,8 +100,6 @@ def fused_loss(
             c.grad_weight, c.grad_weight_stride = grad_weight.data_ptr(), grad_weight.stride(0)
             c.grad_weight_dtype = _DTYPES[grad_weight.dtype]
             c.accumulate = not fresh
-        if grad_bias is not None and not fresh:
-            grad_bias.zero_()
         call.run()
     elif fresh and grad_weight is not None:
         grad_weight.zero_()
@@ -209,7 +208,7 @@ def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> in
     """Labels per tile: what fits in the cache, and no more than a thread has."""
     fitting = _TILE_BYTES // (itemsize * (slack + rows))
     tile = max(48, min(192, fitting // _SHARE_UNIT * _SHARE_UNIT))
-    share = -(-labels // (threads * _SHARE_UNIT)) * _SHARE_UNIT
+    share = max(-(-labels // (threads * _SHARE_UNIT)), 1) * _SHARE_UNIT
     tiles = -(-share // tile)
     return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
 
@@ -264,6 +263,11 @@ def _weight_gradient(
     return fresh, True
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that cost nothing until they are touched, and no OpenMP threads, which a forked child has lost."""
+    return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
+
+
 def _huge_pages(fresh: Tensor) -> None:
     size = fresh.numel() * fresh.itemsize
     if size >= _HUGE:
@@ -314,4 +318,4 @@ def _tile_starts(labels: int, tile: int, threads: int) -> np.ndarray:
     """The first label of every tile, thread by thread (share_of in csrc/cpu/job.h)."""
     units = -(-labels // _SHARE_UNIT)
     bounds = [min(units * t // threads * _SHARE_UNIT, labels) for t in range(threads)] + [labels]
-    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in itertools.pairwise(bounds)])
