@@ -206,11 +206,8 @@ class _FusedLoss:
         """
         one_group = self.x.shape[0] <= _module().rows_per_group(_kind(self.x))
         narrow = one_group and self.out_dtype == self.x.dtype
-        if (
-            into is not None
-            and into.is_contiguous()
-            and (into.dtype == self.acc or (narrow and into.dtype == self.x.dtype))
-        ):
+        taken = (self.acc, self.x.dtype) if narrow else (self.acc,)
+        if into is not None and into.is_contiguous() and into.dtype in taken:
             return into
         make = torch.empty if self.x.shape[0] else torch.zeros
         return make(self.layer.weight.shape, dtype=self.out_dtype if narrow else self.acc, device=self.x.device)

@@ -1,9 +1,9 @@
 """What the GPU backends share: tile factors on the device, chunks, targets by tile, and the merging of candidates.
 
 The DFT part of a tile of labels is ``U · (V · Rot(tile) · x_dft)`` (``plan.py``). ``V · Rot(tile)`` of all tiles,
-stacked, is one small matrix ``M [tiles·r, 2k+1]``: r/tile of the dense DFT matrix, about a twelfth. So the rotated coefficients
-of a chunk of tiles are one library matrix product ``x_dft Mᵀ``, and a kernel sees a tile as ``[S_tile | U]`` times
-``[x_slack | c_tile]``. The gradient goes back the same way.
+stacked, is one small matrix ``M [tiles·r, 2k+1]``: r/tile of the dense DFT matrix, about a twelfth. So the rotated
+coefficients of a chunk of tiles are one library matrix product ``x_dft Mᵀ``, and a kernel sees a tile as
+``[S_tile | U]`` times ``[x_slack | c_tile]``. The gradient goes back the same way.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def sort_logits(z: Tensor, m: int, label_start: int) -> tuple[Tensor, Tensor]:
 
 
 def set_offsets(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """``counts [parts, B]`` of predicted labels → (``offsets [B+1]``, where each part of a row starts ``[parts, B]``)."""
+    """``counts [parts, B]`` of predicted labels → (``offsets [B+1]``, starts of the parts of each row ``[parts, B]``)."""
     sizes = counts.sum(0, dtype=torch.int64)
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     before = counts.cumsum(0, dtype=torch.int64) - counts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -82,12 +81,13 @@ def _launch(
     kernel: Any,
     x: Tensor,
     tile: Tile,
-    grid: Callable[[configs.Config], tuple[int, int]],
+    programs: int,  # per block of rows
     *args: Any,
     **kw: Any,
 ) -> None:
     def run(config: configs.Config) -> None:
-        kernel[grid(config)](*tile.tensors, *args, *tile.sizes, **kw, **tile.options(config))
+        grid = (triton.cdiv(x.shape[0], config.BM), programs)
+        kernel[grid](*tile.tensors, *args, *tile.sizes, **kw, **tile.options(config))
 
     shape = (tile.sizes[0], tile.sizes[1], tile.sizes[2])
     configs.tune(name, x.dtype, x.device, shape, run)
@@ -108,7 +108,7 @@ def _logits_into(z: Tensor, x: Tensor, slack: Tensor, layer: Layer, first: int, 
     tile = _tile(x, slack, layer, first, count)
     _launch(
         "logits", kernels.logits_kernel, x, tile,
-        lambda config: (triton.cdiv(x.shape[0], config.BM), count),
+        count,
         z, z.stride(0),
     )  # fmt: skip
 
@@ -169,11 +169,11 @@ def _fused_loss(
         g = torch.empty(batch if gradient else 0, count * TILE, dtype=x.dtype, device=x.device)
         _launch(
             "fused_loss", kernels.fused_loss_kernel, x, tile,
-            lambda config, count=count: (triton.cdiv(batch, config.BM), count),
+            count,
             dense if sparse else dense[:, inside], dense.stride(0), indices, at, part.label_start,
             slack if weight is None else weight, slack if pos_weight is None else pos_weight, scale.row, sums, g,
-            SPARSE=sparse is not None, HAS_WEIGHT=weight is not None, HAS_POS_WEIGHT=pos_weight is not None, GRADIENT=gradient,
-            **constants,
+            SPARSE=sparse is not None, HAS_WEIGHT=weight is not None, HAS_POS_WEIGHT=pos_weight is not None,
+            GRADIENT=gradient, **constants,
         )  # fmt: skip
         result.rows.add_(sums.sum(0, dtype=torch.float64))
         if gradient:
@@ -228,7 +228,7 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
             best_labels = torch.empty(batch, splits * m, dtype=torch.int32, device=x.device)
             _launch(
                 "topk", kernels.topk_kernel, x, _tile(x, slack, layer, first, count),
-                lambda config, splits=splits: (triton.cdiv(batch, config.BM), splits),
+                splits,
                 best, best_labels, m, splits, M=max(2, triton.next_power_of_2(m)),
             )  # fmt: skip
             keys.append(best)
@@ -270,7 +270,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
         per_split = -(-count // counts.shape[0])
         _launch(
             "predict", kernels.predict_kernel, x, _tile(x, slack, layer, first, count),
-            lambda config: (triton.cdiv(batch, config.BM), counts.shape[0]),
+            counts.shape[0],
             limit, counts, starts, indices, layer.label_start + first * TILE, per_split, FILL=fill,
         )  # fmt: skip
 
