@@ -204,6 +204,14 @@ def test_red_zones(cuda_on_host, monkeypatch):
     zones.check()
 
 
+def test_autocast_stays_outside(cuda_on_host):
+    p = problem(Size(5, 130, 4, 6, bias=True), torch.float32)
+    plain = fused(cuda_on_host, p, BCE())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = fused(cuda_on_host, p, BCE())
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
 def test_inputs_are_left_alone(cuda_on_host):
     p = problem(Size(5, 130, 4, 6, bias=True), torch.float32)
     before = [t.clone() for t in (p.x, p.layer.weight, p.layer.bias, p.targets.indices, p.targets.offsets)]

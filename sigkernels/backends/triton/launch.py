@@ -26,6 +26,7 @@ from ..tiles import (
     slack_features,
     sort_logits,
     tile_factors,
+    without_autocast,
 )
 from . import configs, interpreted, kernels, losses
 from .configs import TILE
@@ -94,6 +95,7 @@ def _launch(
     run(configs.choose(name, x.dtype, x.device, shape))
 
 
+@without_autocast
 def logits(x: Tensor, layer: Layer) -> Tensor:
     check_size(layer)
     z = x.new_empty(x.shape[0], layer.num_rows)
@@ -113,6 +115,7 @@ def _logits_into(z: Tensor, x: Tensor, slack: Tensor, layer: Layer, first: int, 
     )  # fmt: skip
 
 
+@without_autocast
 def fused_loss(
     x: Tensor,
     layer: Layer,
@@ -211,6 +214,7 @@ def _add_gradients(
         result.grad_bias[inside] = scaled(here.sum(0, dtype=acc)).to(result.grad_bias.dtype)
 
 
+@without_autocast
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     check_size(layer)
     batch, m = x.shape[0], min(m, layer.num_rows)  # a label range may be shorter than m
@@ -253,6 +257,7 @@ def _topk_by_sorting(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     return values, labels
 
 
+@without_autocast
 def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     check_size(layer)
     batch = x.shape[0]
