@@ -6,6 +6,8 @@ Debian dependencies (n up to 11,732) or on synthetic topics (any n). Matrices ar
 
 from __future__ import annotations
 
+import functools
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 CACHE = Path(__file__).parent / "out" / "layers"
 
 
+@functools.cache
 def debian(path: str | None, num_labels: int):
     """Features and label sets (CSR), restricted to the ``num_labels`` most frequent labels."""
     if path is None:
@@ -26,13 +29,14 @@ def debian(path: str | None, num_labels: int):
     keep = np.sort(np.argsort(-counts, kind="stable")[:num_labels])
     new_id = np.full(len(counts), -1)
     new_id[keep] = np.arange(len(keep))
-    sets = [np.sort(x[x >= 0]) for x in (new_id[labels[a:b]] for a, b in zip(offsets[:-1], offsets[1:], strict=True))]
+    sets = [np.sort(x[x >= 0]) for x in (new_id[labels[a:b]] for a, b in pairwise(offsets))]
     f, fo = data["feature_indices"].astype(np.int64), data["feature_offsets"].astype(np.int64)
-    features = [f[a:b] for a, b in zip(fo[:-1], fo[1:], strict=True)]
+    features = [f[a:b] for a, b in pairwise(fo)]
     rows = [i for i, s in enumerate(sets) if len(s)]
     return [features[i] for i in rows], [sets[i] for i in rows], 32_768
 
 
+@functools.cache
 def synthetic(num_labels: int, rows: int = 30_000, topics: int = 400, seed: int = 0):
     """Zipf-distributed labels from a few topics per row; the features are the topics and some noise."""
     rng = np.random.default_rng(seed)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 import sigkernels as sk
 from sigkernels import datasets
+from sigkernels.metrics import RankingMetrics
 
 
 class Classifier(nn.Module):
@@ -31,13 +32,12 @@ class Classifier(nn.Module):
 
 def recall_at(model: Classifier, data: datasets.SparseDataset, m: int, device: str) -> float:
     """Mean share of a row's labels that are among its m highest; no ``[B, n]`` array here either."""
-    found = 0.0
+    ranking = RankingMetrics(data.labels.num_labels, m=(m,))
     with torch.no_grad():
         for batch in data.batches(512):
             _, best = model.head.topk(model.encode(batch.features.to(device)), m)
-            for labels, row in zip(batch.labels, best.cpu(), strict=True):
-                found += torch.isin(labels, row).double().mean().item()
-    return found / len(data)
+            ranking.update(best.cpu(), batch.labels)
+    return ranking.compute()[f"R@{m}"]
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:

@@ -17,6 +17,8 @@ from sigkernels import __version__
 COMMANDS = {
     "env": "sigkernels.env",
     "demo": "sigkernels.demo.command",
+    "verify": "sigkernels.verify.command",
+    "bench": "sigkernels.bench_command",
 }
 BAD_INPUT = 2
 INTERRUPTED = 130

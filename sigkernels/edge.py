@@ -105,7 +105,7 @@ def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
         have = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
         raise TypeError(f"all inputs must have one dtype, got {have}; convert with .to(dtype) or use torch.autocast")
-    rows = tensors["x"].reshape(x.shape[:-1].numel(), width)
+    rows = tensors["x"].unsqueeze(0).flatten(0, -2)  # keeps the batch size symbolic under torch.export
     return rows, layer._replace(weight=tensors[weight_name], bias=tensors.get("bias"))
 
 

@@ -108,7 +108,7 @@ def render(info: dict[str, Any]) -> str:
 
     line("python", f"{info['python']} on {info['platform']}")
     line("packages", ", ".join(f"{name} {version}" for name, version in info["packages"].items() if version))
-    line("cpu", f"{info['cpu']['model']} ({' '.join(info['cpu']['isa']) or 'instruction sets unknown'})")
+    line("processor", f"{info['cpu']['model']} ({' '.join(info['cpu']['isa']) or 'instruction sets unknown'})")
     threads = info["threads"]
     omp = f", OMP_NUM_THREADS={threads['OMP_NUM_THREADS']}" if threads["OMP_NUM_THREADS"] else ""
     line("threads", f"{threads['torch']} (torch) on {threads['cores']} usable cores{omp}")
@@ -122,7 +122,7 @@ def render(info: dict[str, Any]) -> str:
         for key, value in extension.items():
             if key not in ("built", "why", "file"):
                 text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-                lines.append(f"      {key:<10} {text}")
+                lines.append(f"      {key:<14} {text}")
     lines.append("backends")
     for name, why_not in info["backends"].items():
         line(name, f"not available: {why_not}" if why_not else "available")

@@ -242,7 +242,7 @@ class _Features:
         self.matrix: Any = X.tocsr() if self.sparse else np.asarray(X)
         if self.matrix.ndim != 2:
             raise ValueError(f"X must have shape [N, d], got {self.matrix.shape}")
-        values = self.matrix.data if self.sparse else self.matrix
+        values: Any = self.matrix.data if self.sparse else self.matrix
         if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
             raise TypeError(f"X must hold numbers, got dtype {values.dtype}")
         if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():

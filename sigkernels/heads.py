@@ -14,7 +14,7 @@ from . import edge, functional, ops
 from .dft import check_dft, dft_matrix, prior_coefficient
 from .labels import LabelSets
 from .layer import Layer
-from .losses import BCE, Loss
+from .losses import BCE, ConfusionLoss, Loss, RowLoss
 from .sharding import LabelShard
 
 _DRAW_ROWS = 65536  # labels whose slack is drawn at a time
@@ -68,13 +68,20 @@ class Head(nn.Module):
 
         Args:
             targets: LabelSets, a dense ``[..., n]`` tensor in [0, 1], a sparse CSR matrix or a list of lists.
-            loss: what is measured, with all its settings.
-            reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row.
+            loss: what is measured, with all its settings. Losses of whole rows (``LMLNLL``,
+                ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
+            reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
+                columns (``SigmoidF1``, …) average over labels, losses of rows over rows; see their docstrings.
             accumulate_grad: add the gradient of the label weights straight into their ``.grad`` during the
                 forward pass. Saves a fresh ``[n, s]`` array per step at very large n; use it with
                 ``optimizer.zero_grad(set_to_none=False)``, and only for losses that are sent backward.
         """
         x, flat, layer = self._flat(h)
+        if self.shard is not None and isinstance(loss, (ConfusionLoss, RowLoss)):
+            raise ValueError(
+                f"{type(loss).__name__} needs all labels of a row or a batch at once, and this head keeps its labels on "
+                f"{self.shard.world} ranks; use a loss over single labels such as BCE(), or take the logits head(h)"
+            )
         into = self._grad_buffer(layer) if accumulate_grad and torch.is_grad_enabled() else None
         value = functional._loss(x, flat, layer, targets, loss, reduction, into)
         return value if self.shard is None else self.shard.sum(value)

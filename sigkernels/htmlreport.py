@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-COLOURS = ("#7a8793", "#d1495b", "#00798c", "#edae49", "#5c4d7d", "#66a182")
+COLOURS = ("#7a8793", "#d1495b", "#00798c")  # what people have, what goes wrong, ours
+SERIES = ("#00798c", "#d1495b", "#edae49", "#5c4d7d", "#66a182", "#7a8793", "#9c6644")
 STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: #1d2730; background: #f4f6f8; margin: 0 }
 main { max-width: 64rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem }
@@ -16,11 +17,11 @@ h1 { font-size: 1.9rem; margin: 1rem 0 .25rem } h2 { font-size: 1.25rem; margin:
 p { max-width: 46rem } .lead { font-size: 1.1rem } .note { color: #5a6772; font-size: .9rem }
 section { background: #fff; border: 1px solid #dde3e8; border-radius: 10px; padding: 1rem 1.25rem; margin: 1rem 0 }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { text-align: right; padding: .45rem .6rem; border-bottom: 1px solid #e6ebef; vertical-align: top }
-th:first-child, td:first-child { text-align: left } td.text, th.text { text-align: left }
+th, td { text-align: right; padding: .45rem .6rem; border-bottom: 1px solid #e6ebef; vertical-align: top; white-space: nowrap }
+th:first-child, td:first-child { text-align: left } td.text, th.text { text-align: left; white-space: normal }
 thead th { color: #5a6772; font-weight: 600; font-size: .88rem }
 tr.ours td { background: #e8f4f5; font-weight: 600 } tr.bad td { background: #fbeaec }
-.plots { display: flex; flex-wrap: wrap; gap: 1rem } .plots figure { flex: 1 1 22rem; margin: 0; min-width: 0 }
+.plots { display: flex; flex-wrap: wrap; gap: 1rem } .plots figure { flex: 1 1 22rem; max-width: 30rem; margin: 0; min-width: 0 }
 figure svg { width: 100%; height: auto } figcaption { color: #5a6772; font-size: .9rem }
 code, pre { font: .88em ui-monospace, monospace; background: #eef1f4; border-radius: 4px; padding: .1em .3em }
 pre { padding: .8em 1em; overflow-x: auto }

@@ -104,8 +104,8 @@ class RankingMetrics(Accumulator):
     """P@m, R@m, F1@m, nDCG@m and, with propensities, PSP@m from the labels that ``topk`` gives.
 
     P@m and R@m are means over rows of hits/m and hits/|Y|; F1@m is the harmonic mean of these two means. nDCG@m has
-    gain 1/log2(rank + 1) and divides by the best possible. PSP@m weighs a hit by 1/propensity and divides, summed over all
-    rows, by what the best ranking would get.
+    gain 1/log2(rank + 1) and divides by the best possible. PSP@m weighs a hit by 1/propensity and divides, summed over
+    all rows, by what the best ranking would get.
 
     Args:
         num_labels: n.
@@ -261,7 +261,7 @@ class MeanAveragePrecision(Accumulator):
         return (self.num_labels, self.bins, self.bound)
 
     def update(self, values: Tensor, top: Tensor, targets: Any) -> None:
-        """Adds a batch: logits ``values [B, m]``, their labels ``top [B, m]``, as ``topk`` gives them, and true sets."""
+        """Adds a batch: logits ``values [B, m]``, their labels ``top [B, m]``, highest first, and true sets."""
         top = self._top(top, 1, "top")
         _check_values(values, top)
         sets = self._sets(targets, top.shape[0], top.device)

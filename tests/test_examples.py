@@ -49,4 +49,4 @@ def test_export_head(tmp_path):
 
 
 def test_estimator():
-    assert load("estimator").main(["--examples", "3000", "--epochs", "3", "--hidden", "192"]) > 0.1
+    assert load("estimator").main(["--examples", "3000", "--epochs", "3", "--hidden", "256"]) > 0.1

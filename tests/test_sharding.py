@@ -54,6 +54,8 @@ def _worker(rank: int, port: int, folder) -> None:
     group = torch.distributed.group.WORLD
     head, h, sets = head_and_batch(group)
     out = results(head, h, sets)
+    with pytest.raises(ValueError, match="SigmoidF1 needs all labels"):
+        head.loss(h, sets, sk.SigmoidF1())
     own = slice(head.shard.start, head.shard.stop)
     fresh = sk.DFTHead(WIDTH, N, K, S, process_group=group, dtype=torch.float64)
     fresh.load_state_dict(head.state_dict())

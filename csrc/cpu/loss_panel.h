@@ -109,7 +109,7 @@ struct PanelLoss {
         const C* w = static_cast<const C*>(job.label_weight);
         V sums[2] = {V{}, V{}};
         for (int64_t t = 0; t < count; ++t) {
-            const V weight = w ? V{} + w[label + t] : M::splat(1);
+            const V weight = w ? broadcast<V>(w[label + t]) : M::splat(1);
 #pragma GCC unroll 2
             for (int v = 0; v < 2; ++v) {
                 C* at = z + t * PW + v * L;

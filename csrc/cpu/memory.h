@@ -45,6 +45,15 @@ SK_INLINE bool narrows_grad_weight(const Job& job) {
     return job.needs_weight && job.grad_weight_dtype != (sizeof(C) == 8 ? Dtype::f64 : Dtype::f32);
 }
 
+// A fresh gradient that no cache can hold is written past the caches: reading its old contents first would cost as
+// much memory traffic as everything else together.
+template <class C>
+SK_INLINE bool streams_grad_weight(const Job& job) {
+    constexpr int64_t kBytes = 12 << 20;
+    return job.needs_weight && !narrows_grad_weight<C>(job) && !job.accumulate &&
+           job.grad_weight_stride == job.slack && job.labels * job.slack * static_cast<int64_t>(sizeof(C)) >= kBytes;
+}
+
 // The input, transposed into panels; read by all threads.
 template <class C>
 struct Shared {
@@ -67,10 +76,17 @@ struct Shared {
     }
 };
 
+// Elements from one panel of logits to the next: 13 cache lines more than its size, so that the rows which grad_weight
+// reads from all panels at once do not fall into the same cache sets.
+template <class C>
+SK_INLINE int64_t panel_stride(const Job& job) {
+    return job.tile * kPanel<C> + 13 * 64 / static_cast<int64_t>(sizeof(C));
+}
+
 // What one thread works with.
 template <class C>
 struct Local {
-    C* z;            // [P][T][PW]   logits, then their gradient
+    C* z;            // [P][T][PW]   logits, then their gradient; panels are panel_stride apart
     C* turned_even;  // [k+1][PW]    rotated coefficients
     C* turned_odd;   // [k][PW]
     C* coef;         // [rank][PW]   what U multiplies
@@ -79,12 +95,12 @@ struct Local {
     C* godd;         // [P][k][PW]
     double* loss;    // [P][PW]
     int64_t* cursor; // [R]          next positive label of each row
-    C* y;            // [T][PW]      dense targets of a panel
+    C* y;            // [T][PW]      dense targets of a panel; [P][T][PW] for losses of whole columns
     C* pos_z;        // [T*PW + L]   logits of the positive labels of a panel
     C* pos_w;        // [T*PW + L]   their weights
     int32_t* pos_at; // [T*PW]       where they are in the panel
     C* weight;       // [T][copied_stride]
-    C* gweight;      // [T][copied_stride]
+    C* gweight;      // [T][copied_stride], or [2 kHeight][s] on its way past the caches
     C* bound;        // [P][PW]      topk: what a logit must exceed
     char* end;
 
@@ -93,8 +109,9 @@ struct Local {
         const int64_t panels = panels_of<C>(job.rows), width = kPanel<C>, tile = job.tile;
         const int64_t even = job.k >= 0 ? job.k + 1 : 0, odd = job.k >= 0 ? job.k : 0;
         const bool loss_pass = job.consumer == Consumer::loss;
-        // Only grad_weight looks at all panels of a tile together.
-        z = bump.take<C>((job.needs_weight || job.needs_bias ? panels : 1) * tile * width);
+        // Only grad_weight, and losses of whole columns, look at all panels of a tile together.
+        const bool columns = whole_columns(job);
+        z = bump.take<C>((job.needs_weight || job.needs_bias || columns ? panels : 1) * panel_stride<C>(job));
         turned_even = bump.take<C>(even * width);
         turned_odd = bump.take<C>(odd * width);
         coef = bump.take<C>(job.rank * width);
@@ -103,13 +120,15 @@ struct Local {
         godd = bump.take<C>(job.needs_x ? panels * odd * width : 0);
         loss = bump.take<double>(loss_pass ? panels * width : 0);
         cursor = bump.take<int64_t>(job.indices ? job.rows : 0);
-        y = bump.take<C>(loss_pass ? tile * width : 0);
+        y = bump.take<C>(!loss_pass ? 0 : columns ? panels * panel_stride<C>(job) : tile * width);
         const int64_t positives = loss_pass ? tile * width : 0;
         pos_z = bump.take<C>(positives + width);
         pos_w = bump.take<C>(positives + width);
         pos_at = bump.take<int32_t>(positives);
         weight = bump.take<C>(copies_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
-        gweight = bump.take<C>(narrows_grad_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
+        gweight = bump.take<C>(narrows_grad_weight<C>(job)    ? tile * copied_stride<C>(job)
+                               : streams_grad_weight<C>(job) ? 2 * kHeight * job.slack
+                                                             : 0);
         bound = bump.take<C>(job.consumer == Consumer::topk ? panels * width : 0);
         end = bump.at;
     }

@@ -32,7 +32,7 @@ struct Block {
 #pragma GCC unroll 32
         for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) acc[i][v] = V{} + rows[i];
+            for (int v = 0; v < NV; ++v) acc[i][v] = broadcast<V>(rows[i]);
     }
     SK_INLINE void step(const C* a, int64_t a_row, const C* b) {
         V bv[NV];
@@ -40,23 +40,16 @@ struct Block {
         for (int v = 0; v < NV; ++v) bv[v] = load<V>(b + v * L);
 #pragma GCC unroll 32
         for (int i = 0; i < MR; ++i) {
-            const V av = V{} + a[i * a_row];
+            const V av = broadcast<V>(a[i * a_row]);
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) acc[i][v] += av * bv[v];
         }
     }
     // a_row and a_col are literals where the caller knows them
     SK_INLINE void add(const C* a, int64_t a_row, int64_t a_col, const C* b, int64_t b_stride, int64_t depth) {
-        int64_t j = 0;
-        for (; j + 4 <= depth; j += 4) {
-            step(a, a_row, b);
-            step(a + a_col, a_row, b + b_stride);
-            step(a + 2 * a_col, a_row, b + 2 * b_stride);
-            step(a + 3 * a_col, a_row, b + 3 * b_stride);
-            a += 4 * a_col;
-            b += 4 * b_stride;
-        }
-        for (; j < depth; ++j, a += a_col, b += b_stride) step(a, a_row, b);
+        // Not unrolled: a step is long enough, and the compiler spills accumulators when it sees several.
+#pragma GCC unroll 1
+        for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride) step(a, a_row, b);
     }
     SK_INLINE void write(C* out, int64_t stride) const {
 #pragma GCC unroll 32

@@ -8,6 +8,7 @@
 // and, once all panels of the tile are done, grad W_tile = g^T (x_s * row_scale).
 #pragma once
 
+#include "cpu/confusion_tile.h"
 #include "cpu/consumers.h"
 #include "cpu/loss_panel.h"
 #include "cpu/pack.h"
@@ -19,6 +20,8 @@ template <class C>
 struct Tiles {
     using V = typename Simd<C>::V;
     static constexpr int L = Simd<C>::kLanes, PW = kPanel<C>;
+    static constexpr int64_t kLine = 64 / sizeof(C);    // elements of a cache line
+    static constexpr int64_t kAhead = 16384 / sizeof(C);  // how far ahead gradient rows are fetched for writing
 
     const Job& job;
     const Shared<C> shared;
@@ -41,8 +44,9 @@ struct Tiles {
         for (int64_t at = share.lo; at < share.hi; at += job.tile, ++tile) {
             const int64_t count = share.hi - at < job.tile ? share.hi - at : job.tile;
             enter(at, count, tile);
-            for (int64_t panel = 0; panel < panels; ++panel) {
-                C* z = local.z + (job.needs_weight || job.needs_bias ? panel * job.tile * PW : 0);
+            if (whole_columns(job)) whole_tile(at, count);
+            for (int64_t panel = 0; panel < panels && !whole_columns(job); ++panel) {
+                C* z = local.z + (job.needs_weight || job.needs_bias ? panel * panel_stride<C>(job) : 0);
                 forward(z, at, count, panel);
                 if (job.consumer == Consumer::loss) {
                     const bool grad = job.needs_x || job.needs_weight || job.needs_bias;
@@ -55,6 +59,18 @@ struct Tiles {
             if (job.needs_weight && job.slack) grad_weight(at, count);
             if (job.needs_bias) grad_bias(at, count);
         }
+        stream_done();
+    }
+
+    // A loss of whole columns: the logits of all rows first.
+    void whole_tile(int64_t at, int64_t count) {
+        const int64_t stride = panel_stride<C>(job);
+        const bool settings = job.confusion.grad_beta || job.confusion.grad_eta;
+        for (int64_t panel = 0; panel < panels; ++panel) forward(local.z + panel * stride, at, count, panel);
+        ConfusionTile<C>{job, shared, local, count, at, panels, thread}.run(job.needs_x || job.needs_weight ||
+                                                                            job.needs_bias || settings);
+        if (job.needs_x)
+            for (int64_t panel = 0; panel < panels; ++panel) back(local.z + panel * stride, count, panel);
     }
 
     void begin(const Share& share) {
@@ -138,7 +154,13 @@ struct Tiles {
         const C* u = static_cast<const C*>(job.u);
         const C* bias = job.bias ? static_cast<const C*>(job.bias) + at : nullptr;
         const C* xs = shared.slack + panel * job.slack * PW;
+        // While the first panel is done, the weight of the next tile comes nearer.
+        const bool fetch = panel == 0 && !copies_weight<C>(job) && at + 2 * job.tile <= job.labels;
         for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
+            if (fetch) {
+                const C* next = weight + (job.tile + t) * weight_stride;
+                for (int64_t j = 0; j < decltype(r)::value * weight_stride; j += kLine) __builtin_prefetch(next + j, 0, 2);
+            }
             Block<C, decltype(r)::value, 2> block;
             if (bias)
                 block.start_at(bias + t);
@@ -185,7 +207,7 @@ struct Tiles {
         const C* x = shared.by_slack + slack_panel * job.rows * PW;
         for (int64_t panel = 0; panel < panels; ++panel) {
             const int64_t rows = job.rows - panel * PW;
-            const C* g = local.z + (panel * job.tile + t) * PW;
+            const C* g = local.z + panel * panel_stride<C>(job) + t * PW;
             if (rows >= PW)
                 block.add(g, PW, 1, x + panel * PW * PW, PW, PW);
             else
@@ -203,17 +225,29 @@ struct Tiles {
         const bool narrow = narrows_grad_weight<C>(job);
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
         const int64_t stride = narrow ? copied_stride<C>(job) : job.grad_weight_stride;
-        const bool add = job.accumulate && !narrow;
-        for (int64_t first = 0, sp = 0; first < job.slack; first += PW, ++sp) {
-            const int64_t columns = job.slack - first < PW ? job.slack - first : PW;
-            if (columns > L)
-                for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
-                    grad_weight_block<decltype(r)::value, 2>(t, sp, out + t * stride + first, stride, columns, add);
-                });
-            else
-                for_row_blocks<2 * kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
-                    grad_weight_block<decltype(r)::value, 1>(t, sp, out + t * stride + first, stride, columns, add);
-                });
+        const bool add = job.accumulate && !narrow, streams = streams_grad_weight<C>(job);
+        // A few labels at a time over all slack columns: their gradient rows are written from start to end, which the
+        // hardware prefetcher follows; the packed x_s comes from the second-level cache.
+        constexpr int64_t kGroup = 2 * kHeight;
+        for (int64_t group = 0; group < count; group += kGroup) {
+            const int64_t rows = count - group < kGroup ? count - group : kGroup;
+            C* to = streams ? local.gweight : out + group * stride;
+            for (int64_t i = streams ? kAhead : rows; i < 2 * kGroup && group + i < count && i * stride < kAhead; ++i)
+                for (int64_t j = 0; j < job.slack; j += kLine) __builtin_prefetch(to + i * stride + j, 1, 2);
+            for (int64_t first = 0, sp = 0; first < job.slack; first += PW, ++sp) {
+                const int64_t columns = job.slack - first < PW ? job.slack - first : PW;
+                if (columns > L)
+                    for_row_blocks<kHeight>(rows, [&](int64_t t, auto r) __attribute__((always_inline)) {
+                        grad_weight_block<decltype(r)::value, 2>(group + t, sp, to + t * stride + first, stride,
+                                                                 columns, add);
+                    });
+                else
+                    for_row_blocks<kGroup>(rows, [&](int64_t t, auto r) __attribute__((always_inline)) {
+                        grad_weight_block<decltype(r)::value, 1>(group + t, sp, to + t * stride + first, stride,
+                                                                 columns, add);
+                    });
+            }
+            if (streams) stream(out + group * stride, local.gweight, rows * stride);
         }
         if (!narrow) return;
         with_storage<C>(job.grad_weight_dtype, job.grad_weight, [&](auto* to) {
@@ -232,7 +266,7 @@ struct Tiles {
         for (int64_t t = 0; t < count; ++t) {
             V sums[2] = {V{}, V{}};
             for (int64_t panel = 0; panel < panels; ++panel) {
-                const C* g = local.z + (panel * job.tile + t) * PW;
+                const C* g = local.z + panel * panel_stride<C>(job) + t * PW;
                 const C* scale = shared.scale + panel * PW;
                 sums[0] += load<V>(g) * load<V>(scale);
                 sums[1] += load<V>(g + L) * load<V>(scale + L);

@@ -6,6 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace sk {
 namespace {
@@ -58,6 +61,38 @@ SK_INLINE void store(S* p, V v) {
     __builtin_memcpy(p, &v, sizeof(V));
 }
 
+// Copies `count` elements past the caches where the CPU can; stream_done() before anybody reads them.
+template <class S>
+SK_INLINE void stream(S* to, const S* from, int64_t count) {
+#if defined(__SSE2__)
+    constexpr int64_t kStep = 16 / sizeof(S);
+    while (count > 0 && reinterpret_cast<uintptr_t>(to) % 16) *to++ = *from++, --count;
+#if defined(__AVX__)
+    if (count >= kStep && reinterpret_cast<uintptr_t>(to) % 32) {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+        to += kStep, from += kStep, count -= kStep;
+    }
+    for (; count >= 2 * kStep; to += 2 * kStep, from += 2 * kStep, count -= 2 * kStep)
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#endif
+    for (; count >= kStep; to += kStep, from += kStep, count -= kStep)
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+    for (; count > 0; --count) *to++ = *from++;
+}
+
+SK_INLINE void stream_done() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+// a in every lane.  a - 0 is a for every a, also -0 and NaN, so nothing is computed; 0 + a would be an addition.
+template <class V, class S>
+SK_INLINE V broadcast(S a) {
+    return a - V{};
+}
+
 template <class C>
 struct VecMath : Simd<C> {
     using V = typename Simd<C>::V;
@@ -66,7 +101,7 @@ struct VecMath : Simd<C> {
     using Simd<C>::kMantissa;
     using Simd<C>::kBias;
 
-    static SK_INLINE V splat(double a) { return V{} + static_cast<C>(a); }
+    static SK_INLINE V splat(double a) { return broadcast<V>(static_cast<C>(a)); }
     static SK_INLINE V lt_select(V a, V b, V yes, V no) { return a < b ? yes : no; }
     static SK_INLINE V abs(V a) {
         constexpr Int mask = static_cast<Int>(~(Int{1} << (sizeof(C) * 8 - 1)));

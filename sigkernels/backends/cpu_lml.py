@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import _C  # type: ignore[attr-defined]
 from .torch_lml import Root
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -44,8 +46,6 @@ def _new_root(z: Tensor) -> Root:
 
 
 def _run(step: int, z: Tensor, root: Root, **arguments: Any) -> None:
-    from .. import _C  # type: ignore[attr-defined]
-
     _C.lml(
         step=step,
         dtype=_DTYPES[z.dtype],
@@ -54,7 +54,7 @@ def _run(step: int, z: Tensor, root: Root, **arguments: Any) -> None:
         z=z.data_ptr(),
         nu=root.nu.data_ptr(),
         slope=root.slope.data_ptr(),
-        isa="avx2",
+        isa=os.environ.get("SIGKERNELS_ISA", ""),
         threads=torch.get_num_threads(),
         **arguments,
     )

@@ -83,7 +83,7 @@ def confusion_loss(
             continue
         here = slice(c.start, c.stop)
         # ∂loss/∂S, [B, c]: the sign of 1 - value
-        by_score = c.y.mul_((-scale * slopes.on_y).to(c.y.dtype)).add_((-scale * slopes.on_all).to(c.y.dtype))
+        by_score = (c.y * (-scale * slopes.on_y).to(c.y.dtype)).add_((-scale * slopes.on_all).to(c.y.dtype))
         if c.t is not None and c.steep is not None and (needs[3] or needs[4]):
             by_t = by_score * c.steep  # ∂loss/∂(β(u + η))
             if needs[3]:
@@ -143,9 +143,9 @@ def _columns(
             t,
             steep,
             y,
-            tp=(score * y).sum(0, dtype=wide),
-            s=score.sum(0, dtype=wide),
-            p=y.sum(0, dtype=wide),
+            tp=(score * y).sum(0).to(wide),
+            s=score.sum(0).to(wide),
+            p=y.sum(0).to(wide),
         )
 
 

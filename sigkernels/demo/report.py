@@ -19,7 +19,7 @@ SHOWN_LABELS = 14
 
 def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """One line per head, in the order of ``HEADER``."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for result in results:
         peak = result.head_peak_bytes
         verified = sum(result.verdicts.values())
@@ -136,7 +136,8 @@ def _impossible(result: Result, verified: SparseDataset) -> str:
     if not result.impossible:
         return "<p>None: every verified test set can be predicted by this bottleneck. A smaller --width has some.</p>"
     assert verified.names is not None and verified.label_names is not None
-    smallest = sorted(result.impossible, key=lambda row: len(verified.labels[row]))[:EXAMPLES]
+    different = {tuple(verified.labels[row].tolist()): row for row in reversed(result.impossible)}
+    smallest = sorted(different.values(), key=lambda row: (len(verified.labels[row]), row))[:EXAMPLES]
     lines = []
     for row in smallest:
         labels = list(verified.label_names[verified.labels[row].numpy()])

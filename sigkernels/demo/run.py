@@ -7,15 +7,25 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sigkernels import datasets, env
 from sigkernels.demo import models, report
 from sigkernels.demo.train import BATCH, Result, train
 
 TEST_EXAMPLES = 5000
-FULL = {"epochs": 3, "sets": 500, "train": None}
-QUICK = {"epochs": 2, "sets": 100, "train": 40 * BATCH}
+
+
+class Size(NamedTuple):
+    """What a run does unless told otherwise. ``train``: examples, None for all."""
+
+    epochs: int
+    sets: int
+    train: int | None
+
+
+FULL = Size(epochs=4, sets=200, train=None)
+QUICK = Size(epochs=2, sets=50, train=40 * BATCH)
 
 
 @dataclass
@@ -36,8 +46,8 @@ def run_demo(
 ) -> Outcome:
     """Train, verify, write the report to ``output``; see ``sigkernels demo --help`` for the arguments."""
     defaults = QUICK if quick else FULL
-    epochs = defaults["epochs"] if epochs is None else epochs
-    sets = defaults["sets"] if sets is None else sets
+    epochs = defaults.epochs if epochs is None else epochs
+    sets = defaults.sets if sets is None else sets
     for name, value, least in (("epochs", epochs, 1), ("width", width, 1), ("sets", sets, 0), ("seed", seed, 0)):
         if value < least:
             raise ValueError(f"--{name} must be at least {least}, got {value}")
@@ -50,8 +60,7 @@ def run_demo(
     started = time.perf_counter()
     data = datasets.debian_deps()
     train_set, test_set = data.split(TEST_EXAMPLES)
-    if defaults["train"]:
-        train_set = train_set[: defaults["train"]]
+    train_set = train_set[: defaults.train]
     verified = test_set[:sets]
     num_labels, k = data.labels.num_labels, data.labels.max_active
     results = [
@@ -62,8 +71,12 @@ def run_demo(
     for result in results:
         model = models.build(result.name, data.features.num_labels, num_labels, k, width, seed)
         train(result, model, train_set, test_set, epochs, seed)
+        told = f"{result.name}: trained in {result.train_seconds:.0f} s, F1@5 {result.f1_at_5[-1]:.3f}"
         if sets:
+            print(f"{told}; verifying {sets} test sets", file=sys.stderr, flush=True)
             verify(result, model, verified)
+            told = f"{result.name}: verified in {result.verify_seconds:.0f} s, {len(result.impossible)} impossible"
+        print(told, file=sys.stderr, flush=True)
     about = {
         "command": " ".join(["sigkernels", *sys.argv[1:]]),
         "epochs": epochs,

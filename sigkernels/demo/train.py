@@ -14,6 +14,7 @@ from tqdm import tqdm
 from sigkernels.datasets import SparseDataset
 from sigkernels.demo import models
 from sigkernels.demo.memory import peak_bytes
+from sigkernels.metrics import RankingMetrics
 
 LEARNING_RATE = 1e-3
 BATCH = 256
@@ -47,24 +48,13 @@ class Result:
 
 
 def f1_at(model: models.Model, data: SparseDataset, cutoffs: tuple[int, ...] = CUTOFFS) -> list[float]:
-    """Harmonic mean of the mean P@m and the mean R@m over ``data``, for each m of ``cutoffs``."""
-    hits = torch.zeros(len(cutoffs), dtype=torch.float64)
-    recalls = torch.zeros(len(cutoffs), dtype=torch.float64)
+    """F1@m over ``data``, for each m of ``cutoffs``."""
+    ranking = RankingMetrics(data.labels.num_labels, m=cutoffs)
     with torch.no_grad():
         for batch in data.batches(1000):
-            _, best = model.head.topk(model.encoder(batch.features), max(cutoffs))
-            n = batch.labels.num_labels
-            truth = batch.labels.rows() * n + batch.labels.indices
-            right = torch.isin(torch.arange(len(batch))[:, None] * n + best, truth)  # [B, max(cutoffs)]
-            for i, m in enumerate(cutoffs):
-                found = right[:, :m].sum(1).double()
-                hits[i] += found.sum()
-                recalls[i] += (found / batch.labels.sizes.clamp(min=1)).sum()
-    scores = []
-    for i, m in enumerate(cutoffs):
-        precision, recall = float(hits[i]) / (m * len(data)), float(recalls[i]) / len(data)
-        scores.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
-    return scores
+            ranking.update(model.head.topk(model.encoder(batch.features), max(cutoffs))[1], batch.labels)
+    scores = ranking.compute()
+    return [scores[f"F1@{m}"] for m in cutoffs]
 
 
 def train(

@@ -25,7 +25,7 @@ from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
 
 
 def entropy_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
-    """The loss of each row of ``z [B, n]``, which is used up; with ``row_scale [B]`` it becomes the gradient times that."""
+    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
     wide = sum_dtype(z.device)
     positives = z[at.rows, at.labels].to(wide)
     z[at.rows, at.labels] = -torch.inf
@@ -103,7 +103,11 @@ def truncated_topk_entropy_reference(z: Tensor, at: Entries, k: int) -> Tensor:
     dropped = _dropped(masked.detach(), at, k)
     if dropped is not None:
         masked = masked.index_put(dropped, z.new_full((), -torch.inf))
-    terms = at.weighted(F.softplus(torch.logsumexp(masked, 1)[at.rows] - z[at.rows, at.labels]))
+    # J is empty where k = n: a number that softplus turns into 0, derivatives included, in place of -inf
+    empty = (masked.detach() == -torch.inf).all(1)
+    bulk = torch.logsumexp(torch.where(empty[:, None], 0, masked), 1)
+    bulk = torch.where(empty, -torch.finfo(z.dtype).max / 4, bulk)
+    terms = at.weighted(F.softplus(bulk[at.rows] - z[at.rows, at.labels]))
     return z.new_zeros(z.shape[0]).index_add(0, at.rows, terms)
 
 

@@ -32,14 +32,14 @@ class Certificate:
     witness        ``witness`` x: every label has its sign at x
     roots          DFT part only: ``roots`` are the labels g with a sign change between g-1 and g (modulo n), at most 2k
                    of them; the trigonometric polynomial with a root in each of these gaps has the signs of the set
-    gordan         ``multipliers`` λ > 0 on the labels ``support``: a vector near λ makes ``Σ λ_i y_i w_i`` vanish exactly
-    alternation    DFT without slack: ``support`` are 2k+2 labels of alternating sign, one more than degree k can follow
+    gordan         ``multipliers`` λ > 0 on the labels ``support``; near λ a vector makes ``Σ λ_i y_i w_i`` vanish
+    alternation    DFT without slack: ``support`` are 2k+2 labels of alternating sign, more than degree k can follow
     dual           ``multipliers`` on ``support`` bound the radius from above, and no more
     none           nothing is proved
     =============  ==============================================================================================
 
-    A certificate may hold both a witness and multipliers; then it bounds the radius from both sides. Vectors are float64,
-    or arrays of exact ``fractions.Fraction`` where float64 is too coarse.
+    A certificate may hold both a witness and multipliers; then it bounds the radius from both sides. Vectors are
+    float64, or arrays of exact ``fractions.Fraction`` where float64 is too coarse.
     """
 
     kind: str = "none"
@@ -47,3 +47,4 @@ class Certificate:
     support: ndarray | None = None  # [p] int64, labels
     multipliers: ndarray | None = None  # [p]
     roots: ndarray | None = None  # [2r] int64
+    bounds: Certificate | None = None  # vectors that bound the radius more closely than those of the proof

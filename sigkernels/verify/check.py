@@ -1,7 +1,7 @@
 """The checker: what a certificate proves about a label set, from (W, y, certificate) alone.
 
-Nothing here knows how a certificate was found. Every claim is either combinatorial, exact in rational arithmetic, or float64
-with an error bound that is part of the proof (see :mod:`.rounding`).
+Nothing here knows how a certificate was found. Every claim is either combinatorial, exact in rational arithmetic, or
+float64 with an error bound that is part of the proof (see :mod:`.rounding`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from .rounding import (
     weighted_row_sum,
 )
 
+CANCELLED = (
+    1e-9  # multipliers that leave more than this are refused, even where an exact vector near them can be proved
+)
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
@@ -84,6 +87,10 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate, target: f
             hi = min(hi, _dual_bound(problem, active, support, multipliers))
     elif kind in ("gordan", "dual"):
         reason = "it holds no multipliers"
+    if certificate.bounds is not None:
+        inner = certificate.bounds
+        extra = prove(problem, active, Certificate("none", inner.witness, inner.support, inner.multipliers), target)
+        lo, hi = max(lo, extra.lo), min(hi, extra.hi)
     if kind not in ("witness", "roots", "gordan", "alternation", "dual", "none"):
         reason = f"its kind {kind!r} is unknown"
     return Proof(lo, hi, argmaxable, reason)
@@ -100,21 +107,17 @@ def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
 # Witnesses
 
 
-def prove_witnesses(
-    problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float
-) -> tuple[ndarray, ndarray]:
-    """For witnesses ``x`` [m, d] of the sets ``which`` [m]: lower bounds on the radius, and whether all signs are proved.
+def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float) -> tuple[ndarray, ndarray]:
+    """Lower bounds on the radius for witnesses ``x`` [m, d] of the sets ``which`` [m], and whether all signs hold.
 
     One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
     """
     lo = np.full(len(which), -math.inf)
     holds = np.zeros(len(which), dtype=bool)
-    step = max(1, 2_000_000 // problem.n)
+    step = max(1 if problem.is_dense else 8, 2_000_000 // problem.n)  # rows of a large DFT are made once per part
     for start in range(0, len(which), step):
         part = slice(start, start + step)
-        logits = x[part] @ problem.matrix.T  # [step, n]
-        if problem.bias is not None:
-            logits += problem.bias
+        logits = problem.logits(x[part])  # [step, n]
         for row, i in enumerate(which[part]):
             at = start + row
             lo[at], holds[at], _ = _witness(problem, sets[int(i)], x[at], target, logits[row])
@@ -136,9 +139,7 @@ def _witness(
     if not np.all(np.isfinite(x)):
         return -math.inf, False, "its witness is not finite"
     if logits is None:
-        logits = problem.matrix @ x
-        if problem.bias is not None:
-            logits = logits + problem.bias
+        logits = problem.logits(x[None, :])[0]
     largest = float(np.max(np.abs(x), initial=0.0))
     inside = 1.0 if largest <= problem.box else problem.box / largest * (1.0 - 8 * U)
 
@@ -162,7 +163,7 @@ def _witness(
         wrong = close[margins[close] < -2.0 * SLOP * error[close]]
         if close.size <= EXACT_ROWS and not wrong.size:
             bias = None if problem.bias is None else problem.bias[close]
-            exact = exact_dots(problem.matrix[close], x, bias)
+            exact = exact_dots(problem.rows(close), x, bias)
             if exact is not None:
                 exact = exact * np.where(np.isin(close, active), 1.0, -1.0)
                 margins[close] = exact - 2 * U * np.abs(exact) - doubt * SLOP
@@ -172,7 +173,8 @@ def _witness(
             if inside < 1.0 or not np.all(np.isfinite(margins)):
                 return -math.inf, False, reason
             rows = low > 0
-            radius = float(np.min((margins / np.where(margins < 0, low, high))[rows], initial=math.inf))
+            lengths = np.where(margins < 0, low, high)
+            radius = float(np.min(margins[rows] / lengths[rows], initial=math.inf))
             return radius, False, reason
     rows = high > 0  # a zero row has its sign by its bias and bounds no ball
     radius = float(np.min(margins[rows] / high[rows], initial=math.inf)) * (1.0 - 8 * U)
@@ -187,7 +189,7 @@ def _reachable(margins: ndarray, error: ndarray, low: ndarray, high: ndarray) ->
     """The least margin each row needs so as not to lower the radius: what the lowest row can reach at best."""
     rows = low > 0
     best = float(np.min((margins[rows] + 2 * error[rows]) / low[rows], initial=math.inf))
-    return best * high
+    return best * high if math.isfinite(best) else np.zeros_like(high)
 
 
 def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float, bool, str]:
@@ -264,8 +266,8 @@ def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[fl
         return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {problem.k}"
     if problem.bias is not None:
         return -math.inf, ""  # scaled up far enough it outgrows every bias, but perhaps not within the box
-    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave, so the
-    # labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
+    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave,
+    # so the labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
     labels = np.unique(np.concatenate([roots, roots - 1]) % problem.n)
     half_steps = np.abs(2 * (labels[:, None] - roots[None, :]) + 1)
     half_steps = np.minimum(half_steps, 2 * problem.n - half_steps)
@@ -315,11 +317,11 @@ def _bad_multipliers(problem: Problem, support: ndarray | None, multipliers: nda
 def _signed_rows(problem: Problem, active: ndarray, support: ndarray) -> tuple[ndarray, ndarray | None]:
     sign = np.where(np.isin(support, active), 1.0, -1.0)
     bias = None if problem.bias is None else sign * problem.bias[support]
-    return sign[:, None] * problem.matrix[support], bias
+    return sign[:, None] * problem.rows(support), bias
 
 
 def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> str:
-    """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan, Motzkin); "" when it is.
+    """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan); "" when it is proved.
 
     Let ``b_i = λ_i y_i (w_i, c_i)``, with one more row (0, μ) when there is a bias (``μ ≥ 0`` takes up the slack of the
     inequality). Changing λ_i to λ_i(1+δ_i) with ``|δ_i| < 1`` keeps it positive, and ``Bᵀδ = -Bᵀ1`` has a solution with
@@ -328,13 +330,15 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
     rows, bias = _signed_rows(problem, active, support)
     if multipliers.dtype == object:
         return _exact_gordan(problem, rows, bias, multipliers)
-    # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded.
-    exponent = np.frexp(np.max(np.abs(rows), axis=1, initial=0.0))[1]
+    # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded unless it underflows.
+    if bias is not None:
+        rows = np.concatenate([rows, bias[:, None]], axis=1)
+    entries = np.count_nonzero(rows)
+    exponent = np.frexp(np.max(np.abs(rows[:, : problem.d]), axis=1, initial=0.0))[1]
     rows, multipliers = np.ldexp(rows, -exponent[:, None]), np.ldexp(multipliers, exponent)
     multipliers = np.ldexp(multipliers, -np.frexp(multipliers.max())[1])
-    if bias is not None:
-        bias = np.ldexp(bias, -exponent)
-        rows = np.concatenate([rows, bias[:, None]], axis=1)
+    if np.count_nonzero(rows) != entries or not np.all(multipliers > 0):
+        return "numbers too large or too small for exact sums"
     total, error = weighted_row_sum(rows, multipliers)
     if not np.all(np.isfinite(error)):
         return "numbers too large or too small for exact sums"
@@ -352,6 +356,8 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
             scaled = np.concatenate([scaled, extra])
             residual[-1] = abs(total[-1] + slack) + error[-1]
     frobenius = norm_upper(scaled.ravel())
+    if float(np.max(residual)) > CANCELLED * frobenius:
+        return "the weighted rows do not cancel"
     rounding = 2 * U * frobenius + norm_upper(blur) * math.sqrt(max(1, problem.dft_columns)) * SLOP
     if smallest_singular_value_exceeds(scaled, norm_upper(residual), rounding):
         return ""
@@ -373,9 +379,9 @@ def _exact_gordan(problem: Problem, rows: ndarray, bias: ndarray | None, multipl
     for j in range(rows.shape[1]):
         if sum((Fraction(float(v)) * m for v, m in zip(rows[:, j], multipliers, strict=True)), Fraction(0)):
             return f"the weighted rows do not cancel in column {j}"
-    if bias is not None:
-        if sum((Fraction(float(v)) * m for v, m in zip(bias, multipliers, strict=True)), Fraction(0)) > 0:
-            return "the weighted biases are positive"
+    offsets = () if bias is None else zip(bias, multipliers, strict=True)
+    if sum((Fraction(float(v)) * m for v, m in offsets), Fraction(0)) > 0:
+        return "the weighted biases are positive"
     return ""
 
 

@@ -1,7 +1,7 @@
 """The cone of a classifier: its rows with unit norm, on the device of the screens.
 
-With a bias the question is made homogeneous: rows ``(w_i, c_i)``, one more label n with the row ``(0, 1)`` that is active in
-every set. ``(x, t)`` with ``t > 0`` then stands for the input ``x/t``.
+With a bias the question is made homogeneous: rows ``(w_i, c_i)``, one more label n with the row ``(0, 1)`` that is
+active in every set. ``(x, t)`` with ``t > 0`` then stands for the input ``x/t``.
 """
 
 from __future__ import annotations

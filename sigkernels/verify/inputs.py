@@ -49,15 +49,18 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
     k = -1
     if isinstance(classifier, DFTHead):
         k, weight = classifier.k, as_numpy("slack_weight", classifier.slack_weight)
-        if weight.shape[0] != classifier.num_labels:
-            raise ValueError(
-                f"this head holds {weight.shape[0]} of {classifier.num_labels} labels: gather its state dict "
-                "into an unsharded DFTHead to verify it"
-            )
+        if weight.shape[0] != classifier.num_labels:  # sharded over a process group: gather it
+            weight = as_numpy("slack_weight", classifier.weight_matrix()[:, 2 * k + 1 :])
         notes.append(
             f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
             "rounded to float32 it would lose the guarantee"
         )
+        width = 2 * k + 1 + weight.shape[1]
+        if classifier.in_features < width:
+            notes.append(
+                f"the verdicts are about the output layer: its projection from {classifier.in_features} to {width} "
+                "features cannot reach every x"
+            )
     elif isinstance(classifier, (Head, torch.nn.Linear)):
         own = getattr(classifier, "bias", None)
         if own is not None and bias is not None:
@@ -86,9 +89,9 @@ def as_sets(label_sets: Any, num_labels: int) -> Sets:
     else:
         if isinstance(label_sets, LabelSets):
             given = label_sets
-        elif isinstance(label_sets, torch.Tensor) and label_sets.layout == torch.sparse_csr:
-            given = LabelSets.from_csr(label_sets)
-        elif hasattr(label_sets, "tocsr"):
+        elif (isinstance(label_sets, torch.Tensor) and label_sets.layout == torch.sparse_csr) or hasattr(
+            label_sets, "tocsr"
+        ):
             given = LabelSets.from_csr(label_sets)
         elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.ndim == 2:
             if isinstance(label_sets, np.ndarray):

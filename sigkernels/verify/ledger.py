@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -12,7 +13,6 @@ from .certificate import Certificate, Verdict
 from .check import prove, prove_witnesses, trivial_bounds
 from .cone import Found
 from .problem import Problem, Sets
-
 
 OUTWARD = 1e-9  # what is reported is this much weaker than what was proved, so that any BLAS proves it again
 
@@ -37,8 +37,9 @@ class Ledger:
         self.hi = np.full(m, math.inf)
         self.yes = np.zeros(m, dtype=bool)
         self.no = np.zeros(m, dtype=bool)
-        self.lower: list[Certificate | None] = [None] * m
-        self.upper: list[Certificate | None] = [None] * m
+        self.proof: list[Certificate | None] = [None] * m  # of yes or no
+        self.low: list[Certificate | None] = [None] * m  # the best point so far
+        self.high: list[Certificate | None] = [None] * m  # the best multipliers so far
         self.stage = np.full(m, "", dtype=object)
         self.current = "constant"
         for i in range(m):
@@ -53,36 +54,23 @@ class Ledger:
         tol = self.problem.tol
         return self.no | (self.yes & ((self.lo >= tol) | (self.hi < tol)))
 
+    def is_settled(self, i: int) -> bool:
+        """Whether nothing more can be asked about set i."""
+        tol = self.problem.tol
+        return bool(self.no[i] or (self.yes[i] and (self.lo[i] >= tol or self.hi[i] < tol)))
+
     def open(self) -> ndarray:
         """The numbers of the sets that are not settled."""
         return np.flatnonzero(~self.settled())
 
     def begin(self, stage: str) -> None:
+        """Name the stage that gets the credit from now on."""
         self.current = stage
 
-    def _credit(self, i: int) -> None:
-        self.stage[i] = self.current
-        if self.no[i] or self.lo[i] >= self.problem.tol:
-            self.on_settled(1)
-
     def offer(self, i: int, certificate: Certificate) -> bool:
-        """Prove a certificate for set i and keep what it adds; whether it decided yes or no."""
+        """Prove a certificate for set i and keep what it adds; whether it proves yes or no."""
         proof = prove(self.problem, self.sets[i], certificate, self.target)
-        lo, hi = _down(proof.lo), _up(proof.hi)
-        if lo > self.lo[i] or (proof.argmaxable and not self.yes[i]):
-            self.lo[i] = max(lo, self.lo[i])
-            self.lower[i] = certificate
-        if proof.argmaxable is False:
-            if not self.no[i]:
-                self.no[i], self.upper[i], self.hi[i] = True, certificate, min(self.hi[i], hi)
-                self._credit(i)
-        else:
-            if hi < self.hi[i] and certificate.multipliers is not None:
-                bound = Certificate("dual", support=certificate.support, multipliers=certificate.multipliers)
-                self.hi[i], self.upper[i] = hi, bound
-            if proof.argmaxable:
-                self.yes[i] = True
-                self._credit(i)
+        self._keep(i, certificate, _down(proof.lo), _up(proof.hi), proof.argmaxable)
         return proof.argmaxable is not None
 
     def offer_found(self, found: Found) -> None:
@@ -90,33 +78,45 @@ class Ledger:
         if len(found.witness_of):
             lo, holds = prove_witnesses(self.problem, self.sets, found.witness_of, found.witness, self.target)
             for row in np.flatnonzero(holds):
-                i = int(found.witness_of[row])
-                low = _down(float(lo[row]))
-                if low > self.lo[i] or not self.yes[i]:
-                    self.lo[i] = max(self.lo[i], low)
-                    self.lower[i] = Certificate("witness", witness=found.witness[row].copy())
-                    self.yes[i] = True
-                    self._credit(i)
+                certificate = Certificate("witness", witness=found.witness[row].copy())
+                self._keep(int(found.witness_of[row]), certificate, _down(float(lo[row])), math.inf, True)
         for i, (support, multipliers) in zip(found.multipliers_of, found.multipliers, strict=True):
             if len(support):
                 self.offer(i, Certificate("gordan", support=support, multipliers=multipliers))
 
+    def _keep(self, i: int, certificate: Certificate, lo: float, hi: float, argmaxable: bool | None) -> None:
+        better_yes = bool(argmaxable) and self.yes[i] and lo > self.lo[i]
+        if argmaxable is not None and (self.proof[i] is None or better_yes):
+            self.proof[i] = certificate
+        if lo > self.lo[i]:
+            self.lo[i], self.low[i] = lo, certificate
+        if hi < self.hi[i] and (certificate.multipliers is not None or argmaxable is False):
+            self.hi[i], self.high[i] = hi, certificate
+        if argmaxable is not None and self.proof[i] is certificate:
+            self.yes[i], self.no[i] = argmaxable, not argmaxable
+            self.stage[i] = self.current
+            if self.no[i] or self.lo[i] >= self.problem.tol:
+                self.on_settled(1)
+
+    def point(self, i: int) -> ndarray | None:
+        """The best input known for set i [d] in float64, predicting it or not."""
+        low = self.low[i]
+        return None if low is None or low.witness is None else low.witness.astype(np.float64)
+
     def certificate(self, i: int) -> Certificate:
         """Everything that is proved about set i, in one certificate."""
-        lower, upper = self.lower[i], self.upper[i]
-        if self.no[i] and upper is not None:
-            return Certificate(
-                upper.kind,
-                witness=lower.witness if lower is not None else None,
-                support=upper.support,
-                multipliers=upper.multipliers,
-            )
-        support = upper.support if upper is not None else None
-        multipliers = upper.multipliers if upper is not None else None
-        if lower is not None:
-            kind = lower.kind if self.yes[i] else ("dual" if upper is not None else "none")
-            return Certificate(kind, lower.witness, support, multipliers, lower.roots)
-        return Certificate("dual" if upper is not None else "none", support=support, multipliers=multipliers)
+        main, low, high = self.proof[i], self.low[i], self.high[i]
+        if main is None:
+            main = Certificate("none" if high is None else "dual")
+        fields: dict[str, Any] = {"kind": main.kind, "roots": main.roots}
+        fields |= {"witness": main.witness, "support": main.support, "multipliers": main.multipliers}
+        extra: dict[str, Any] = {}
+        if low is not None and low is not main:
+            (fields if main.witness is None else extra)["witness"] = low.witness
+        if high is not None and high is not main:
+            place = fields if main.support is None else extra
+            place |= {"support": high.support, "multipliers": high.multipliers}
+        return Certificate(**fields, bounds=Certificate("none", **extra) if extra else None)
 
     def verdict(self, i: int) -> Verdict:
         """The strongest verdict that is proved for set i."""

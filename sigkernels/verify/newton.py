@@ -1,11 +1,11 @@
 """Semismooth Newton on the squared hinge, for many label sets at once.
 
-``f(x) = ½ Σ_i (1 - a_i·x)₊²`` with ``a_i = y_i w_i/‖w_i‖``. It is piecewise quadratic, so Newton's method ends after finitely many steps:
-either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` has ``Aᵀλ = -∇f = 0``: Gordan's vector.
-One run answers both ways.
+``f(x) = ½ Σ_i (1 - a_i·x)₊²`` with ``a_i = y_i w_i/‖w_i‖``. It is piecewise quadratic, so Newton's method ends after
+finitely many steps: either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` is Gordan's
+vector: ``Aᵀλ = -∇f = 0``. One run answers both ways.
 
-A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and the rows
-with the smallest margins), all rows are priced with one matrix product, and the worst are added.
+A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and
+the rows with the smallest margins), all rows are priced with one matrix product, and the worst are added.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, concat, matvec, mT, smallest, solve, to_numpy
+from .arrays import Array, concat, matvec, mT, smallest, solve, solve_definite, to_numpy
 from .cone import Cone, Found
 from .problem import Sets
 
-MAX_STEPS = 60
+MAX_STEPS = 200  # of one run; most take 10 to 30
+MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in closed form
 MAX_ROUNDS = 8
+WIDE = 90  # from this width on, sets are solved one at a time
+LANES = (8, 64)  # sets that are solved together, at least and at most
+GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
+LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
 PROX = 1e-10  # of the mean curvature: makes the Hessian definite, and does not move the minimum
 
 
@@ -30,7 +35,6 @@ class Hinge(NamedTuple):
     x: Array
     s: Array
     feasible: Array  # [B] bool
-    stalled: Array  # [B] bool: the step limit was reached
 
 
 def _step_length(xp: Any, s: Array, q: Array) -> Array:
@@ -71,7 +75,7 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
         if bool(xp.any(done)):
             at = xp.nonzero(done)[0]
             go = xp.nonzero(~done)[0]
-            taken = [xp.take(v, at, axis=0) for v in (lanes, x, s, yes, ~(yes | no))]
+            taken = [xp.take(v, at, axis=0) for v in (lanes, x, s, yes)]
             finished.append(taken)
             if go.shape[0] == 0:
                 break
@@ -89,8 +93,50 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
     return Hinge(*(xp.take(v, order, axis=0) for v in parts[1:]))
 
 
+def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 0.9, steps: int = MAX_STEPS) -> Hinge:
+    """The same for one set with rows ``y_i·rows_i`` [m, d]: for wide matrices, where the Hessian is what costs.
+
+    It is built from the violated rows only, and changed by the rows that come and go where those are few.
+    """
+    eye = xp.eye(rows.shape[1], dtype=x.dtype)
+    h, before = None, None
+    s = 1.0 - y * xp.matmul(rows, x)
+    for _ in range(steps):
+        violated = s > 0
+        at = xp.nonzero(violated)[0]
+        hinge = xp.where(violated, s, xp.zeros_like(s))
+        if bool(xp.max(s) < enough):
+            break
+        g = xp.matmul(y * hinge, rows)
+        if bool(xp.max(xp.abs(g)) <= 3e-15 * xp.sum(hinge)):
+            break
+        changed = xp.nonzero(violated != before)[0] if h is not None else at
+        if h is None or 2 * changed.shape[0] >= at.shape[0]:
+            part = xp.take(rows, at, axis=0)
+            h = xp.matmul(mT(part), part)
+        elif changed.shape[0]:
+            part = xp.take(rows, changed, axis=0)
+            gone = xp.where(xp.take(violated, changed), xp.ones_like(part[:, 0]), -xp.ones_like(part[:, 0]))
+            h = h + xp.matmul(mT(part), part * gone[:, None])
+        before = violated
+        prox = PROX * float(xp.sum(h * eye)) / rows.shape[1] + 1e-30
+        direction = solve_definite(xp, h + prox * eye, g)
+        change = y * xp.matmul(rows, direction)
+        t = _step_length(xp, s[None, :], change[None, :])
+        x = x + t * direction
+        s = s - t * change
+    return Hinge(x[None, :], s[None, :], (xp.max(s) < enough)[None])
+
+
+def _one_by_one(xp: Any, a: Array, x: Array) -> Hinge:
+    """``hinge_newton_wide`` for each entry of a batch."""
+    ones = xp.ones(a.shape[1], dtype=x.dtype)
+    parts = [hinge_newton_wide(xp, a[i, :, :], ones, x[i, :]) for i in range(a.shape[0])]
+    return Hinge(*(concat(xp, column) for column in zip(*parts, strict=True)))
+
+
 def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3) -> Array:
-    """Least squares for ``a_i·x = 1`` [B, D], the few active rows weighted up to match the many others: where to start."""
+    """Where to start [B, D]: least squares for ``a_i·x = 1``, the few active rows weighted up to match the others."""
     xp = cone.xp
     longest = max((len(a) for a in actives), default=0)
     index = np.zeros((len(actives), max(1, longest)), dtype=np.int64)
@@ -110,7 +156,11 @@ def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3)
 def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Iterator[Found]:
     """Weighted ridge, then projections onto the most violated row: finds witnesses of wide regions and nothing else."""
     xp = cone.xp
-    for part in _chunks(sets, which, max(1, min(128, 4_000_000 // cone.size))):
+    tried = found = 0
+    for part in _chunks(cone, sets, which, min(32, 4_000_000 // cone.size)):
+        if tried and found * 8 < tried:
+            return  # the small sets, which come first, are the easy ones: the rest is not worth trying
+        tried += len(part)
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
@@ -123,6 +173,7 @@ def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Itera
             done = low > 1e-9 * scale
             if bool(xp.any(done)):
                 at = xp.nonzero(done)[0]
+                found += at.shape[0]
                 yield Found(part[to_numpy(xp.take(left, at))], cone.inputs(xp.take(x, at, axis=0)), [], [])
                 go = xp.nonzero(~done)[0]
                 if go.shape[0] == 0:
@@ -136,16 +187,30 @@ def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Itera
             x = x + (sign * (aim - low))[:, None] * rows
 
 
-def newton(cone: Cone, sets: Sets, which: np.ndarray, all_rows: bool = False) -> Iterator[Found]:
-    """Decide the sets ``which`` by semismooth Newton on growing sets of rows (or on all rows at once)."""
+def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
+    """The same on all rows, for matrices whose neighbouring rows are nearly equal (a DFT).
+
+    There a few working rows say nothing about their neighbours.
+    """
+    xp = cone.xp
+    for i in which.tolist():
+        actives = cone.actives(sets, np.array([i]))
+        y = cone.signs(actives)
+        x = weighted_ridge(cone, actives)
+        hinge = hinge_newton_wide(xp, cone.rows, y[0, :], x[0, :], enough=1.0, steps=MAX_STEPS_DFT)
+        yes = to_numpy(hinge.feasible)
+        yield _collect(cone, np.array([i]), xp.arange(cone.size)[None, :], hinge, yes, ~yes)
+
+
+def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
+    """Decide the sets ``which`` by semismooth Newton on growing sets of rows."""
     xp, width = cone.xp, cone.width
-    limit = 12_000_000  # entries of the gathered rows [B, m, D]
-    first = cone.size if all_rows else min(cone.size, 3 * width)
-    for part in _chunks(sets, which, max(1, min(32, limit // (first * width)))):
+    # Enough sets to keep numpy's overhead small, few enough for their gathered rows [B, m, D] to stay in the cache.
+    for part in _chunks(cone, sets, which, max(LANES[0], min(LANES[1], GATHERED // (3 * width * width)))):
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
-        m = cone.size if all_rows else min(cone.size, 2 * width + min(2 * width, max(map(len, actives))))
+        m = min(cone.size, 2 * width + min(2 * width, max(map(len, actives))))
         margins = y * xp.matmul(x, mT(cone.rows))
         # The active labels always belong to the working rows (when they are few: they are what is hard to satisfy).
         chosen = xp.where(y > 0, xp.full_like(y, -float("inf")), margins)
@@ -154,7 +219,7 @@ def newton(cone: Cone, sets: Sets, which: np.ndarray, all_rows: bool = False) ->
             work = smallest(xp, chosen, m)
             rows = xp.reshape(xp.take(cone.rows, xp.reshape(work, (-1,)), axis=0), (*work.shape, width))
             a = rows * xp.take_along_axis(y, work, axis=1)[:, :, None]
-            hinge = hinge_newton(xp, a, x)
+            hinge = hinge_newton(xp, a, x) if width < WIDE else _one_by_one(xp, a, x)
             x = hinge.x
             margins = y * xp.matmul(x, mT(cone.rows))
             solved = xp.min(margins, axis=1) > 0
@@ -164,36 +229,43 @@ def newton(cone: Cone, sets: Sets, which: np.ndarray, all_rows: bool = False) ->
             if go.shape[0] == 0 or m == cone.size:
                 break
             lanes = lanes[to_numpy(go)]
-            x, y, margins, work, s = (xp.take(v, go, axis=0) for v in (x, y, margins, work, hinge.s))
-            # Rows in play stay, the worst of the others come in.
-            chosen = _keep(xp, margins, work, s)
+            x, y, margins, work = (xp.take(v, go, axis=0) for v in (x, y, margins, work))
+            chosen = _keep(xp, margins, work)  # rows in play stay, the worst of the others come in
             m = min(cone.size, m + width)
 
 
-def _keep(xp: Any, margins: Array, work: Array, s: Array) -> Array:
+def _keep(xp: Any, margins: Array, work: Array) -> Array:
     """Scores for the next working rows: those in use get -∞, the others their margins."""
-    used = xp.zeros(margins.shape, dtype=margins.dtype)
-    infinite = xp.full(work.shape, -float("inf"), dtype=margins.dtype)
     if hasattr(xp, "put_along_axis"):
-        used = xp.asarray(margins, copy=True)
-        xp.put_along_axis(used, work, infinite, axis=1)
-        return used
-    place = xp.arange(margins.shape[1])[None, :]
-    member = xp.any(work[:, :, None] == place[:, None, :], axis=1)
+        scores = xp.asarray(margins, copy=True) if xp is not np else margins.copy()
+        xp.put_along_axis(scores, work, xp.asarray(-float("inf")), axis=1)
+        return scores
+    place = xp.arange(margins.shape[1])[None, None, :]
+    member = xp.any(work[:, :, None] == place, axis=1)
     return xp.where(member, xp.full_like(margins, -float("inf")), margins)
 
 
 def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.ndarray, no: np.ndarray) -> Found:
     at = np.flatnonzero(yes)
     x = cone.inputs(cone.xp.take(hinge.x, cone.xp.asarray(at), axis=0)) if at.size else np.zeros((0, cone.problem.d))
-    rows, s = (to_numpy(work), to_numpy(hinge.s)) if no.any() else (None, None)
     losers = np.flatnonzero(no)
-    dependencies = [cone.dependency(rows[i], np.maximum(s[i], 0.0)) for i in losers] if rows is not None else []
+    dependencies = []
+    if losers.size:
+        rows, s = to_numpy(work), to_numpy(hinge.s)
+        dependencies = [cone.dependency(rows[i], np.maximum(s[i], 0.0)) for i in losers]
     return Found(part[at], x, part[losers].tolist(), dependencies)
 
 
-def _chunks(sets: Sets, which: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Parts of ``which``, sets of similar size together: fewer padded rows."""
+def _chunks(cone: Cone, sets: Sets, which: np.ndarray, lanes: int) -> Iterator[np.ndarray]:
+    """Parts of ``which``, sets of similar size together, so that their rows [B, longest, D] fit into ``LARGEST``."""
     ordered = which[np.argsort(sets.sizes[which], kind="stable")]
-    for start in range(0, len(ordered), size):
+    start = 0
+    while start < len(ordered):
+        size = max(1, min(lanes, LARGEST // cone.width**2))
+        while size > 1:
+            longest = int(sets.sizes[ordered[start : start + size]][-1])
+            if size * (longest + 1) * cone.width <= LARGEST:
+                break
+            size //= 2
         yield ordered[start : start + size]
+        start += size

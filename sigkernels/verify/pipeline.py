@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import tasks
+from . import lp, tasks
 from .arrays import namespace
 from .cone import Cone, Found
 from .inputs import as_problem, as_sets
 from .ledger import Ledger
-from .newton import motzkin, newton
+from .newton import motzkin, newton, newton_on_all_rows
 from .problem import Problem
 from .report import Report, StageReport
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
@@ -40,8 +41,8 @@ def verify(
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
-    A set y is argmaxable when some input x gives every label its sign: ``y_i(w_i·x + c_i) > 0``. Its radius is that of the largest
-    ball of such inputs within ``|x_j| ≤ box``.
+    A set y is argmaxable when some input x gives every label its sign: ``y_i(w_i·x + c_i) > 0``. Its radius is that
+    of the largest ball of such inputs within ``|x_j| ≤ box``.
 
     Args:
         head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, or a matrix W ``[n, d]`` (numpy or torch).
@@ -52,8 +53,8 @@ def verify(
         radius: also close the interval of every radius by linear programming.
         device: where the screens run: ``"cpu"`` (numpy) or ``"cuda"`` (cupy). Proofs are made on the CPU, in float64.
         executor: a ``concurrent.futures.Executor`` for the linear programs and the exact stage.
-        progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a function that is
-            called with (sets decided, sets in all).
+        progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a
+            function that is called with (sets decided, sets in all).
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
@@ -64,6 +65,11 @@ def verify(
         device = str(device)
     xp = namespace(device)
     problem, notes = as_problem(head_or_matrix, bias, tol, box)
+    if not problem.is_dense:
+        notes.append(
+            f"W would have {problem.n * problem.d:,} entries and is not formed: only closed forms were tried, "
+            "so THIN sets may have a larger radius"
+        )
     given = as_sets(label_sets, problem.n)
     sets, inverse = given.distinct()
 
@@ -80,7 +86,7 @@ def verify(
             stage.run(ledger, which)
             decided = len(which) - len(ledger.open())
             stages.append(StageReport(stage.name, len(which), decided, time.perf_counter() - began))
-        if radius:
+        if radius and problem.is_dense:
             began = time.perf_counter()
             ledger.begin("radius")
             which = np.flatnonzero(ledger.yes if problem.bias is None else np.ones(len(sets), dtype=bool))
@@ -98,27 +104,31 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
             cone.append(Cone(problem, xp))
         return cone[0]
 
-    def screen(find: Callable[..., Iterable[Found]], **options: Any) -> Callable[[Ledger, np.ndarray], None]:
+    def screen(find: Callable[..., Iterable[Found]]) -> Callable[[Ledger, np.ndarray], None]:
         def run(ledger: Ledger, which: np.ndarray) -> None:
-            with np.errstate(all="ignore"):
-                for found in find(unit_rows(), ledger.sets, which, **options):
+            # A screen may fail on numbers it cannot handle: what it leaves open goes to the next stage.
+            with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
+                for found in find(unit_rows(), ledger.sets, which):
                     ledger.offer_found(found)
 
         return run
 
     if problem.k >= 0:
         yield _Stage("closed form", _closed_form)
-    if problem.d >= MOTZKIN_WIDTH:
+    if not problem.is_dense:
+        return
+    if problem.k < 0 and problem.d >= MOTZKIN_WIDTH:
         yield _Stage("motzkin", screen(motzkin))
-    yield _Stage("newton", screen(newton, all_rows=problem.k >= 0))
+    yield _Stage("newton", screen(newton if problem.k < 0 else newton_on_all_rows))
     yield _Stage("lp", lambda ledger, which: tasks.linear_programs(ledger, _worth_a_program(ledger, which), executor))
     if problem.k < 0:
         yield _Stage("exact", lambda ledger, which: tasks.exact_alternatives(ledger, which, executor))
 
 
 def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:
-    """Thin regions of a DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
-    return which[~ledger.yes[which]] if ledger.problem.k >= 0 else which
+    """Thin regions of a large DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
+    large_dft = ledger.problem.k >= 0 and ledger.problem.n * ledger.problem.d > lp.SMALL
+    return which[~ledger.yes[which]] if large_dft else which
 
 
 def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
@@ -140,5 +150,3 @@ def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
             x[row, : problem.dft_columns] = notch_polynomial(sets[int(i)], problem.n, problem.k)
         x *= problem.box / np.max(np.abs(x), axis=1, keepdims=True)
         ledger.offer_found(Found(part, np.clip(x, -problem.box, problem.box), [], []))
-
-

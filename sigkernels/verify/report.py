@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,8 +128,9 @@ class Report:
     def witness(self, i: int) -> ndarray | None:
         """An input x ``[d]`` that predicts set i, or None when none is known.
 
-        For a set proved by ``roots`` these are the coefficients of a polynomial with the right signs, rounded to float64: the
-        proof is the certificate, and the rounding may have lost signs that are closer to zero than 1e-16.
+        For a set proved by ``roots`` these are the coefficients of a polynomial with the right signs, rounded to
+        float64: the proof is the certificate, and the rounding may have lost signs that are closer to zero than
+        1e-16.
         """
         certificate = self.certificate(i)
         if self.verdicts[i] not in (Verdict.ARGMAXABLE, Verdict.THIN):
@@ -149,7 +151,8 @@ class Report:
             problem, _ = as_problem(head_or_matrix, bias, problem.tol, problem.box)
             if (problem.n, problem.d) != (self.problem.n, self.problem.d):
                 raise ValueError(
-                    f"head_or_matrix is {problem.n} × {problem.d}, the report is about {self.problem.n} × {self.problem.d}"
+                    f"head_or_matrix is {problem.n} × {problem.d}, "
+                    f"the report is about {self.problem.n} × {self.problem.d}"
                 )
         ok = np.zeros(len(self), dtype=bool)
         failures = []
@@ -173,7 +176,9 @@ class Report:
     def summary(self) -> str:
         """A few lines of text: the verdicts, the radii, the stages, the notes."""
         total = max(1, len(self))
-        lines = [f"{len(self)} label sets, {self.problem.n} labels, {self.problem.d} features (tol {self.problem.tol:g})"]
+        lines = [
+            f"{len(self)} label sets, {self.problem.n} labels, {self.problem.d} features (tol {self.problem.tol:g})"
+        ]
         for name, count in self.counts().items():
             if count:
                 lines.append(f"  {name:<13} {count:>8}  {100 * count / total:6.2f}%")
@@ -219,7 +224,8 @@ class Report:
 
     def save(self, path: str | Path, matrix: bool = True) -> None:
         """Write the report as ``.npz``; ``matrix=False`` leaves W out (``check`` then needs it as an argument)."""
-        certificates = self._certificates
+        bounds = [(i, c.bounds) for i, c in enumerate(self._certificates) if c.bounds is not None]
+        certificates = self._certificates + [c for _, c in bounds]
         columns = {
             "witness": [c.witness for c in certificates],
             "support": [c.support for c in certificates],
@@ -235,6 +241,7 @@ class Report:
             "proof_of": self._proof_of,
             "stage": np.array([str(v) for v in self.stage], dtype="U16"),
             "kinds": np.array([c.kind for c in certificates], dtype="U12"),
+            "bounds_of": np.array([i for i, _ in bounds], dtype=np.int64),
         }
         for name, column in columns.items():
             arrays.update(_pack(name, column))
@@ -267,7 +274,7 @@ class Report:
             raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
         if (problem.n, problem.weight.shape[1], problem.k) != (meta["n"], meta["slack"], meta["k"]):
             raise ValueError(
-                f"head_or_matrix has {problem.n} labels, {problem.weight.shape[1]} learnable columns and k = {problem.k}; "
+                f"head_or_matrix has {problem.n} labels, {problem.weight.shape[1]} columns and k = {problem.k}; "
                 f"the report is about {meta['n']}, {meta['slack']} and k = {meta['k']}"
             )
         count = len(data["kinds"])
@@ -282,6 +289,9 @@ class Report:
             )
             for i in range(count)
         ]
+        proofs = count - len(data["bounds_of"])
+        for i, inner in zip(data["bounds_of"].tolist(), certificates[proofs:], strict=True):
+            certificates[i] = replace(certificates[i], bounds=inner)
         verdicts = np.empty(len(data["verdicts"]), dtype=object)
         verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
         return cls(
@@ -290,7 +300,7 @@ class Report:
             verdicts,
             data["radius_lo"],
             data["radius_hi"],
-            certificates,
+            certificates[:proofs],
             data["proof_of"],
             data["stage"].astype(object),
             [StageReport(*s) for s in meta["stages"]],

@@ -110,15 +110,16 @@ def row_norms(matrix: ndarray) -> tuple[ndarray, ndarray]:
         norms[start : start + step] = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
     norms = norms * scale
     relative = gamma(matrix.shape[1] + 8) * SLOP
-    return norms * (1.0 - relative), norms * (1.0 + relative)
+    subnormal = np.where(scale > 0, 1e-322, 0.0)  # where numbers have no relative precision left
+    return np.maximum(norms * (1.0 - relative) - subnormal, 0.0), norms * (1.0 + relative) + subnormal
 
 
 def smallest_singular_value_exceeds(rows: ndarray, bound: float, entry_error: float = 0.0) -> bool:
     """Prove ``σ_min(B) > bound`` for every B with ``‖B - rows‖_F ≤ entry_error``; rows is [m, d].
 
     If the Cholesky factorisation of the computed ``BᵀB - cI`` runs to its end, then
-    ``λ_min(BᵀB) ≥ c - (γ_m + γ_{d+1}/(1-γ_{d+1}) + 2u)·tr(BᵀB)``: the first term is the rounding of the product, the second the
-    backward error of the factorisation (both bounded by the trace), the third the subtraction.
+    ``λ_min(BᵀB) ≥ c - (γ_m + γ_{d+1}/(1-γ_{d+1}) + 2u)·tr(BᵀB)``: the first term is the rounding of the product, the
+    second the backward error of the factorisation (both bounded by the trace), the third the subtraction.
     """
     m, d = rows.shape
     if m < d or not math.isfinite(bound):
@@ -132,7 +133,7 @@ def smallest_singular_value_exceeds(rows: ndarray, bound: float, entry_error: fl
         return False
     gram[np.arange(d), np.arange(d)] -= shift
     try:
-        np.linalg.cholesky(gram)
+        factor = np.linalg.cholesky(gram)
     except np.linalg.LinAlgError:
         return False
-    return True
+    return bool(np.all(np.isfinite(factor)) and np.all(np.diagonal(factor) > 0))

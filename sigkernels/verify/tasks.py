@@ -1,4 +1,4 @@
-"""The stages that solve one set at a time (linear programs, exact alternatives), on any executor, and the progress bar."""
+"""The stages that solve one set at a time (linear programs, exact alternatives), on any executor; progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy import ndarray
 from .certificate import Certificate
 from .exact import MAX_WIDTH, gordan_alternative
 from .ledger import Ledger
-from .lp import chebyshev
+from .lp import programs
 
 
 class Progress:
@@ -69,7 +69,7 @@ def _spread(executor: Executor | None, function: Callable[..., Any], shared: tup
 def _solve_programs(
     rows: ndarray, offset: ndarray | None, box: float, items: list[tuple[int, ndarray, ndarray | None]]
 ) -> list[tuple[int, Any]]:
-    return [(i, chebyshev(rows, offset, active, box, start)) for i, active, start in items]
+    return [(i, programs(rows, offset, active, box, start)) for i, active, start in items]
 
 
 def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None, tighten: bool = False) -> None:
@@ -84,18 +84,14 @@ def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None, t
     items = []
     for i in which.tolist():
         active = np.flatnonzero(np.isin(keep, ledger.sets[i]))
-        lower = ledger.lower[i]
-        start = lower.witness if lower is not None and lower.witness is not None else None
-        items.append((i, active, start.astype(np.float64) if start is not None else None))
-    for i, answer in _spread(executor, _solve_programs, (rows, offset, problem.box), items):
-        if answer is None:
-            continue
-        x, support, multipliers = answer
-        ledger.offer(i, Certificate("witness", witness=x))
-        if not ledger.yes[i] or tighten:
-            raw = multipliers / norms[keep[support]]
-            kind = "dual" if ledger.yes[i] or ledger.no[i] else "gordan"
-            ledger.offer(i, Certificate(kind, support=keep[support], multipliers=raw))
+        items.append((i, active, ledger.point(i)))
+    for i, answers in _spread(executor, _solve_programs, (rows, offset, problem.box), items):
+        for x, support, multipliers in answers:
+            ledger.offer(i, Certificate("witness", witness=x))
+            if len(support) and (tighten or not ledger.is_settled(i)):
+                raw = multipliers / norms[keep[support]]
+                kind = "dual" if ledger.yes[i] or ledger.no[i] else "gordan"
+                ledger.offer(i, Certificate(kind, support=keep[support], multipliers=raw))
 
 
 def _solve_exactly(
@@ -120,10 +116,7 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
     which = which[~ledger.yes[which]]
     if problem.d + (problem.bias is not None) > MAX_WIDTH or not len(which):
         return
-    items = []
-    for i in which.tolist():
-        lower = ledger.lower[i]
-        items.append((i, ledger.sets[i], lower.witness if lower is not None else None))
+    items = [(i, ledger.sets[i], ledger.point(i)) for i in which.tolist()]
     for i, answer in _spread(executor, _solve_exactly, (problem.matrix, problem.bias), items):
         if answer is None:
             continue

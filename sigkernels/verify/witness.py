@@ -1,8 +1,9 @@
 """Closed-form answers for the truncated DFT: no linear programming, any n.
 
-A set with r runs of active labels around the circle changes sign 2r times. A trigonometric polynomial of degree k has at most
-2k roots, and one with a root in each of the 2r gaps has the signs of the set: so a set is argmaxable by the DFT columns alone
-exactly when r ≤ k, and the gaps are the proof. The polynomials below also give coefficients that work in float64.
+A set with r runs of active labels around the circle changes sign 2r times. A trigonometric polynomial of degree k has
+at most 2k roots, and one with a root in each of the 2r gaps has the signs of the set: so a set is argmaxable by the
+DFT columns alone exactly when r ≤ k, and the gaps are the proof. The polynomials below also give coefficients that
+work in float64.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def _fejer(t: ndarray, degree: int) -> ndarray:
 def notch_polynomial(active: ndarray, n: int, k: int) -> ndarray:
     """Coefficients x [2k+1] of ``p(t) = -Π_i f_i(t)``, f_i negative within run i and positive elsewhere.
 
-    Spare degree goes into Fejér notches, ``f = 1 - K(t-c)/K(h)`` with half-width h, which stay near 1 away from their run:
-    p then keeps its size instead of vanishing like a product of many sines. A run too wide for a notch, or one
+    Spare degree goes into Fejér notches, ``f = 1 - K(t-c)/K(h)`` with half-width h, which stay near 1 away from their
+    run: p then keeps its size instead of vanishing like a product of many sines. A run too wide for a notch, or one
     without spare degree, gets ``sin((t-a)/2) sin((t-b)/2)``.
     """
     runs = runs_of(active, n)

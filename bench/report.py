@@ -1,0 +1,266 @@
+"""One report from the JSON of a pytest-benchmark run: ratios against peers, scaling, memory, regressions.
+
+    pytest bench --benchmark-json run.json && python bench/report.py run.json --html report.html
+
+``bench/README.md`` says what is read from each benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sigkernels import htmlreport
+
+OURS = "sigkernels"
+KNOWN = ("who", "n", "rows", "peak_bytes")
+DEFAULT_TOLERANCE = 0.25  # a slowdown below this is noise on a shared machine
+
+
+@dataclass(frozen=True)
+class Record:
+    """One benchmark."""
+
+    suite: str
+    group: str
+    who: str
+    seconds: float  # median of a round
+    spread: float  # interquartile range / median
+    n: int | None = None
+    rows: int | None = None
+    peak_bytes: int | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> bool:
+        return self.who == OURS or self.who.startswith(OURS + ",")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.group, self.who
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a sigkernels entry moved against an earlier run; above 1 is slower."""
+
+    group: str
+    who: str
+    factor: float
+    against: str  # the peer it is measured by, or "the clock"
+    verdict: str  # slower, faster, same
+
+
+def read(path: Path) -> tuple[list[Record], dict[str, Any]]:
+    """The records of a pytest-benchmark file (or of a report of ours) and where they were measured."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if "records" in data:
+            return [Record(**record) for record in data["records"]], data["environment"]
+        records = [_record(entry) for entry in data["benchmarks"]]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is neither a pytest-benchmark file nor a report of sigkernels bench") from error
+    return records, {"machine": data.get("machine_info", {}), "datetime": data.get("datetime")}
+
+
+def _record(entry: dict[str, Any]) -> Record:
+    extra = (entry.get("params") or {}) | entry.get("extra_info", {})  # a parameter of that name will do as well
+    stats = entry["stats"]
+    suite = Path(entry["fullname"].partition("::")[0]).stem.removeprefix("bench_")
+    median = float(stats["median"])
+    return Record(
+        suite=suite,
+        group=entry.get("group") or entry["name"],
+        who=str(extra.get("who", entry["name"])),
+        seconds=median,
+        spread=float(stats["iqr"]) / median if median else 0.0,
+        **{name: extra[name] for name in ("n", "rows", "peak_bytes") if extra.get(name) is not None},
+        more={name: value for name, value in entry.get("extra_info", {}).items() if name not in KNOWN},
+    )
+
+
+def by_group(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Groups in their order; within one, sigkernels first."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.group, []).append(record)
+    return {name: sorted(members, key=lambda r: not r.ours) for name, members in groups.items()}
+
+
+def ratio(record: Record, group: list[Record]) -> float | None:
+    """Time of ``record`` over that of the first sigkernels entry of its group; None where there is none."""
+    ours = next((member for member in group if member.ours), None)
+    return record.seconds / ours.seconds if ours is not None and ours.seconds else None
+
+
+def compare(now: list[Record], before: list[Record], tolerance: float = DEFAULT_TOLERANCE) -> list[Change]:
+    """Every sigkernels entry that both runs have: by its ratio to the first common peer, else by the clock."""
+    earlier = {record.key: record for record in before}
+    changes = []
+    for members in by_group(now).values():
+        peer = next((m for m in members if not m.ours and m.key in earlier), None)
+        for record in members:
+            if not record.ours or record.key not in earlier:
+                continue
+            factor = record.seconds / earlier[record.key].seconds
+            if peer is not None:
+                factor *= earlier[peer.key].seconds / peer.seconds
+            verdict = "slower" if factor > 1 + tolerance else "faster" if factor < 1 / (1 + tolerance) else "same"
+            changes.append(Change(record.group, record.who, factor, peer.who if peer else "the clock", verdict))
+    return changes
+
+
+# --- for people ----------------------------------------------------------------------------------------------------
+
+
+def seconds_text(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def rate_text(record: Record) -> str:
+    if record.rows is None:
+        return ""
+    rows = f"{record.rows / record.seconds:.3g} rows/s"
+    return f"{rows}, {record.rows * record.n / record.seconds:.2g} labels/s" if record.n else rows
+
+
+def _line(record: Record, group: list[Record]) -> tuple[str, ...]:
+    factor = ratio(record, group)
+    more = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.more.items())
+    return (
+        record.who,
+        f"{seconds_text(record.seconds)} ±{50 * record.spread:.0f} %",
+        "" if factor is None else "1" if record is group[0] else f"×{factor:.2f}",
+        rate_text(record),
+        "" if record.peak_bytes is None else f"{record.peak_bytes / 2**20:.1f} MiB",
+        more,
+    )
+
+
+def text(records: list[Record], changes: list[Change]) -> str:
+    """The report for a terminal."""
+    out = []
+    for name, members in by_group(records).items():
+        out.append(f"\n{name}")
+        lines = [_line(record, members) for record in members]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        for line in lines:
+            out.append("  " + "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+    if changes:
+        out.append("\nagainst the earlier run (above 1 is slower)")
+        for change in sorted(changes, key=lambda c: -c.factor):
+            out.append(f"  {change.verdict:<7} ×{change.factor:.2f}  {change.group}: {change.who}, by {change.against}")
+    return "\n".join(out)
+
+
+def page(records: list[Record], changes: list[Change], environment: dict[str, Any], command: str) -> str:
+    """The report as one self-contained HTML page."""
+    parts = [
+        "<h1>sigkernels benchmarks</h1>",
+        "<p class='lead'>Every case beside what people would use instead, on the same data in the same run. The "
+        "factor is the time over that of sigkernels: above 1 sigkernels is faster, below 1 (red) it is slower.</p>",
+        f"<section>{_about(environment, command)}</section>",
+    ]
+    if changes:
+        lines = [(c.verdict, f"×{c.factor:.2f}", c.group, c.who, c.against) for c in changes]
+        marks = ["bad" if c.verdict == "slower" else "" for c in changes]
+        header = ("", "time", "case", "who", "measured by")
+        table = htmlreport.table(header, lines, marks, text_columns=(2, 3, 4))
+        parts.append(f"<h2>Against the earlier run</h2><section>{table}</section>")
+    plots = _scaling(records)
+    if plots:
+        parts.append(f"<h2>Scaling with the number of labels</h2><section><div class='plots'>{plots}</div></section>")
+    header = ("", "median", "factor", "throughput", "peak memory", "more")
+    groups = by_group(records)
+    for suite in dict.fromkeys(record.suite for record in records):
+        body = []
+        for name, members in groups.items():
+            if members[0].suite != suite:
+                continue
+            factors = [ratio(record, members) for record in members]
+            marks = [
+                "ours" if m.ours else "bad" if f is not None and f < 1 else ""
+                for m, f in zip(members, factors, strict=True)
+            ]
+            lines = [_line(record, members) for record in members]
+            body.append(f"<h3>{html.escape(name)}</h3>" + htmlreport.table(header, lines, marks, text_columns=(3, 5)))
+        parts.append(f"<h2>{html.escape(suite)}</h2><section>{''.join(body)}</section>")
+    return htmlreport.page("sigkernels benchmarks", parts)
+
+
+def _about(environment: dict[str, Any], command: str) -> str:
+    lines = [("command", command)]
+    if "cpu" in environment:
+        gpus = ", ".join(gpu["name"] for gpu in environment["gpus"]["devices"]) or "none: GPU not run"
+        versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
+        lines += [
+            ("machine", f"{environment['cpu']['model']}, {environment['threads']['torch']} threads"),
+            ("GPU", gpus),
+            ("versions", f"sigkernels {environment['sigkernels']}, {versions}"),
+        ]
+    return htmlreport.table(("", ""), lines, text_columns=(1,))
+
+
+def _scaling(records: list[Record]) -> str:
+    """Per suite, throughput against n for everyone that was measured at two or more n."""
+    if not htmlreport.has_matplotlib():
+        return ""
+    figures = []
+    for suite in dict.fromkeys(record.suite for record in records):
+        curves: dict[str, dict[int, float]] = {}
+        for record in records:
+            if record.suite == suite and record.n and record.rows:
+                best = curves.setdefault(record.who, {})
+                rate = record.rows * record.n / record.seconds
+                best[record.n] = max(rate, best.get(record.n, 0.0))
+        curves = {who: points for who, points in curves.items() if len(points) > 1}
+        if not curves:
+            continue
+        figure, axes = htmlreport.new_figure()
+        for i, (who, points) in enumerate(sorted(curves.items(), key=lambda item: not item[0].startswith(OURS))):
+            colour = htmlreport.SERIES[i % len(htmlreport.SERIES)]
+            axes.plot(*zip(*sorted(points.items()), strict=True), "o-", color=colour, label=who)
+        axes.set(xlabel="labels n", ylabel="rows × labels per second", xscale="log", yscale="log")
+        axes.legend(frameon=False, fontsize=8)
+        figures.append(htmlreport.inline_svg(figure, f"{suite}: throughput by n", f"scaling-{suite}"))
+    return "".join(figures)
+
+
+def as_json(records: list[Record], changes: list[Change], environment: dict[str, Any], command: str) -> dict[str, Any]:
+    """Everything, in a form that ``read`` takes back as an earlier run."""
+    groups = by_group(records)
+    return {
+        "command": command,
+        "environment": environment,
+        "records": [asdict(record) for record in records],
+        "factors": {g: {m.who: ratio(m, members) for m in members} for g, members in groups.items()},
+        "changes": [asdict(change) for change in changes],
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="JSON of pytest-benchmark")
+    parser.add_argument("--html", type=Path, help="write the report here")
+    parser.add_argument("--compare", type=Path, help="an earlier run")
+    parser.add_argument("--tolerance", type=float, default=DEFAULT_TOLERANCE, help="default %(default)s")
+    args = parser.parse_args(argv)
+    records, environment = read(args.run)
+    changes = compare(records, read(args.compare)[0], args.tolerance) if args.compare else []
+    if args.html:
+        args.html.write_text(page(records, changes, environment, "python bench/report.py"), encoding="utf-8")
+    print(text(records, changes))
+    return 1 if any(change.verdict == "slower" for change in changes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""``sigkernels bench``: runs the suites of ``bench/`` and writes one report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+STDERR = 2
+NOTHING_SELECTED = 5  # pytest's exit code
+REGRESSION = 1
+SUITES_FAILED = 3
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "bench",
+        help="every benchmark against its peers, as one report",
+        description="Runs the benchmark suites of the source tree and reports each case beside what people would use "
+        "instead. Exit code 1 when --compare finds something slower, 3 when a suite failed.",
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: a minute or two")
+    parser.add_argument("--only", metavar="NAME", help="suites and cases whose name contains NAME (pytest -k)")
+    parser.add_argument("--suites", type=Path, help="the bench directory (default: that of the source tree)")
+    parser.add_argument("--output", type=Path, default=Path("bench/out"), help="default: %(default)s")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="an earlier report.json or pytest-benchmark file")
+    parser.add_argument("--tolerance", type=float, default=0.25, help="slowdown that counts (default %(default)s)")
+    parser.add_argument("--html", action="store_true", help="write report.html too")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    suites = find_suites(args.suites)
+    report = load_report(suites)
+    if args.tolerance <= 0:
+        raise ValueError(f"--tolerance must be positive, got {args.tolerance}")
+    before = report.read(args.compare)[0] if args.compare else []  # before the long work: it may be refused
+    for package in ("pytest", "pytest_benchmark"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"the benchmarks need {package}: pip install 'sigkernels[bench]'")
+    args.output.mkdir(parents=True, exist_ok=True)
+    files, failed = run_suites(suites, args.output / "suites", args.quick, args.only)
+    if not files:
+        raise ValueError(f"no benchmark ran: is there one whose name contains {args.only!r}? See {suites}")
+
+    from sigkernels import env
+
+    records = [record for file in files for record in report.read(file)[0]]
+    changes = report.compare(records, before, args.tolerance)
+    command = " ".join(["sigkernels", *sys.argv[1:]])
+    result = report.as_json(records, changes, env.collect(), command)
+    (args.output / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    if args.html:
+        page = report.page(records, changes, result["environment"], command)
+        (args.output / "report.html").write_text(page, encoding="utf-8")
+    print(json.dumps(result, indent=1) if args.json else report.text(records, changes))
+    written = "report.json and report.html" if args.html else "report.json"
+    print(f"\nWrote {written} to {args.output}", file=sys.stderr)
+    if failed:
+        print(f"sigkernels bench: failed: {', '.join(failed)}; the report holds the others", file=sys.stderr)
+        return SUITES_FAILED
+    return REGRESSION if any(change.verdict == "slower" for change in changes) else 0
+
+
+def find_suites(given: Path | None) -> Path:
+    """The directory with ``bench_*.py`` and ``report.py``: the suites are part of the source tree, not of the wheel."""
+    places = [given] if given else [Path("bench"), Path(__file__).resolve().parent.parent / "bench"]
+    for place in places:
+        if (place / "report.py").exists():
+            return place
+    looked = " or ".join(map(str, places))
+    raise ValueError(f"no benchmark suites in {looked}: run this in a clone of the source tree, or give --suites")
+
+
+def load_report(suites: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("sigkernels_bench_report", suites / "report.py")
+    if spec is None or spec.loader is None:
+        raise ValueError(f"cannot load {suites / 'report.py'}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_suites(suites: Path, out: Path, quick: bool, only: str | None) -> tuple[list[Path], list[str]]:
+    """Runs every suite in a process of its own, so that none inherits another's memory or thread settings.
+
+    ``only`` chooses suites by name, and where no suite has that name, cases. Returns the files that pytest-benchmark
+    wrote and the names of the suites that failed. The progress goes to stderr.
+    """
+    names = [path.stem.removeprefix("bench_") for path in sorted(suites.glob("bench_*.py"))]
+    if not names:
+        raise ValueError(f"there is no bench_*.py in {suites}")
+    chosen = [name for name in names if only and only in name] or names
+    cases = ["-k", only] if only and chosen == names else []
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    environment = os.environ | ({"SIGKERNELS_BENCH_QUICK": "1"} if quick else {})
+    files, failed = [], []
+    for name in tqdm(chosen, unit="suite", disable=None):
+        file = out / f"{name}.json"
+        command = [sys.executable, "-m", "pytest", str(suites / f"bench_{name}.py"), "--rootdir", str(suites)]
+        command += [
+            "--benchmark-only",
+            "--benchmark-json",
+            str(file),
+            "--benchmark-quiet",
+            "--benchmark-columns=median",
+        ]
+        command += ["-q", "-p", "no:cacheprovider", "-o", "python_files=bench_*.py", *cases]
+        command += ["--benchmark-max-time=0.3", "--benchmark-min-rounds=3"] if quick else []
+        done = subprocess.run(command, env=environment, stdout=STDERR, check=False)
+        if done.returncode not in (0, NOTHING_SELECTED):
+            failed.append(name)
+        if file.exists() and file.stat().st_size:
+            files.append(file)
+    if failed and not files:
+        raise ValueError(f"every suite failed ({', '.join(failed)}); the reasons are above")
+    return files, failed

@@ -1,0 +1,94 @@
+"""Sign vectors and label sets: alternations, runs, and which of them a classifier can reach at all.
+
+Counting needs no linear programming: a generic ``n × d`` matrix reaches Cover's number of sign vectors, and the
+truncated DFT reaches exactly those with at most ``2k`` sign changes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from .labels import LabelSets
+
+
+def alternations(y: Any) -> ndarray:
+    """The number of sign changes of each vector, read left to right: ``[..., n] → [...]``.
+
+    ``y`` holds signs (±1), zeros and ones, or booleans: an entry counts as active when it is positive.
+    """
+    active = np.asarray(y) > 0
+    if active.ndim < 1:
+        raise ValueError(f"y must be a vector or an array of vectors [..., n], got shape {active.shape}")
+    return np.sum(active[..., 1:] != active[..., :-1], axis=-1)
+
+
+def runs(sets: Any, n: int) -> ndarray:
+    """The number of runs of neighbouring active labels of each set around the circle of n labels, ``[m]``.
+
+    Label n-1 is a neighbour of label 0. The full set has no end and counts 0.
+    """
+    return _label_sets(sets, n).runs().cpu().numpy()
+
+
+def count_argmaxable(n: int, d: int, bias: bool = False) -> int:
+    """How many of the ``2^n`` sign vectors a generic ``n × d`` matrix reaches (Cover 1965), exactly.
+
+    ``2 Σ_{i<d} C(n-1, i)``, or ``Σ_{i≤d} C(n, i)`` with a generic bias.
+    """
+    n, d = _whole("n", n, 1), _whole("d", d, 1)
+    if bias:
+        return sum(math.comb(n, i) for i in range(d + 1))
+    return 2 * sum(math.comb(n - 1, i) for i in range(d))
+
+
+def is_argmaxable_dft(sets: Any, n: int, k: int) -> ndarray:
+    """Whether the truncated DFT with ``2k+1`` columns reaches each set, ``[m]`` bool: at most k circular runs."""
+    _check_degree(n, k)
+    return runs(sets, n) <= k
+
+
+def dft_witness(labels: Any, n: int, k: int) -> ndarray:
+    """DFT features x ``[2k+1]`` in float64 that predict this set: ``(W_dft x)_i > 0`` exactly for its labels.
+
+    The polynomial has the right signs as a real function. In float64 they survive where it stays above about 1e-15 of
+    its maximum, which :func:`sigkernels.verify` checks; beyond that only the proof by roots is left.
+    """
+    from .verify.witness import notch_polynomial
+
+    _check_degree(n, k)
+    if isinstance(labels, LabelSets) or (len(labels) and np.ndim(labels[0]) > 0):
+        raise ValueError("labels must be one set, like [3, 17, 18]; call dft_witness once per set")
+    one = _label_sets([labels], n)
+    count = int(one.runs()[0])
+    if count > k:
+        raise ValueError(f"labels form {count} runs, and k = {k} columns reach at most {k}: use a larger k")
+    return notch_polynomial(one.indices.cpu().numpy(), n, k)
+
+
+def _label_sets(sets: Any, n: int) -> LabelSets:
+    from .verify.inputs import as_sets
+
+    if isinstance(sets, LabelSets):
+        if sets.num_labels != n:
+            raise ValueError(f"sets are over {sets.num_labels} labels, but n = {n}")
+        return sets
+    csr = as_sets(sets, _whole("n", n, 1))
+    return LabelSets.from_lists([csr[i] for i in range(len(csr))], n)
+
+
+def _check_degree(n: int, k: int) -> None:
+    n, k = _whole("n", n, 1), _whole("k", k, 0)
+    if 2 * k + 1 > n:
+        raise ValueError(f"k = {k} needs 2k+1 ≤ n labels, and n = {n}: use k ≤ {(n - 1) // 2}")
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value.__index__() < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value.__index__()

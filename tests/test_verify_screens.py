@@ -1,0 +1,130 @@
+"""The screens: one source for numpy, cupy and any strict array namespace; and the solvers under them."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from sigkernels.verify.arrays import smallest, to_numpy
+from sigkernels.verify.cone import Cone
+from sigkernels.verify.exact import gordan_alternative, integer_row
+from sigkernels.verify.lp import chebyshev
+from sigkernels.verify.newton import hinge_newton, motzkin, newton, newton_on_all_rows
+from sigkernels.verify.problem import Problem, Sets
+
+strict = pytest.importorskip("array_api_strict")
+N, D = 60, 5
+rng = np.random.default_rng(0)
+W = rng.standard_normal((N, D))
+LISTS = [np.sort(rng.choice(N, 3, replace=False)) for _ in range(20)]
+LISTS += [np.flatnonzero(W @ x > 0) for x in rng.standard_normal((20, D))]
+
+
+def problem(bias=None):
+    return Problem(W, bias, -1, 1e-8, 1e4)
+
+
+def sets():
+    return Sets(np.concatenate(LISTS), np.concatenate([[0], np.cumsum([len(s) for s in LISTS])]), N)
+
+
+def answers(screen, xp, bias=None):
+    """+1 for a witness that has the signs of its set, -1 for multipliers that cancel, 0 for nothing."""
+    p, s = problem(bias), sets()
+    out = np.zeros(len(s), dtype=int)
+    with np.errstate(all="ignore"):
+        for found in screen(Cone(p, xp), s, np.arange(len(s))):
+            for i, x in zip(found.witness_of, found.witness, strict=True):
+                logits = W @ x if bias is None else W @ x + bias
+                assert np.array_equal(np.flatnonzero(logits > 0), s[i])
+                out[i] = 1
+            for i, (support, multipliers) in zip(found.multipliers_of, found.multipliers, strict=True):
+                y = np.where(np.isin(support, s[i]), 1.0, -1.0)
+                total = (y * multipliers) @ W[support]
+                if multipliers.size and np.abs(total).max() < 1e-12 * multipliers.sum():
+                    out[i] = -1
+    return out
+
+
+@pytest.mark.parametrize("screen", (motzkin, newton, newton_on_all_rows))
+@pytest.mark.parametrize("biased", (False, True))
+def test_a_strict_namespace_gives_the_answers_of_numpy(screen, biased):
+    bias = np.linspace(-0.5, 0.5, N) if biased else None
+    assert np.array_equal(answers(screen, np, bias), answers(screen, strict, bias))
+
+
+def test_newton_decides_every_set_of_a_generic_matrix():
+    for screen in (newton, newton_on_all_rows):
+        decided = answers(screen, np)
+        assert np.all(decided[20:] == 1)
+        assert np.all(decided != 0)
+
+
+def test_motzkin_finds_wide_regions_only():
+    decided = answers(motzkin, np)
+    assert decided.max() == 1 and decided.min() == 0
+
+
+def test_working_rows_grow_until_the_answer_holds_for_all_rows():
+    wide = np.random.default_rng(1).standard_normal((3000, 6))
+    p = Problem(wide, None, -1, 1e-8, 1e4)
+    lists = [np.flatnonzero(wide @ x > 0) for x in np.random.default_rng(2).standard_normal((6, 6))]
+    s = Sets(np.concatenate(lists), np.concatenate([[0], np.cumsum([len(v) for v in lists])]), 3000)
+    decided = {int(i) for found in newton(Cone(p), s, np.arange(6)) for i in found.witness_of}
+    assert decided == set(range(6))
+
+
+def test_hinge_newton_on_both_kinds_of_region():
+    open_, closed = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), np.array([[1.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])
+    hinge = hinge_newton(np, np.stack([open_, closed]), np.zeros((2, 2)))
+    assert hinge.feasible.tolist() == [True, False]
+    assert np.all(open_ @ hinge.x[0] > 0)
+    assert np.abs(closed.T @ np.maximum(hinge.s[1], 0)).max() < 1e-14
+
+
+def test_smallest_agrees_with_sorting():
+    scores = np.random.default_rng(0).standard_normal((4, 50))
+    expected = np.sort(np.argsort(scores, axis=1)[:, :7], axis=1)
+    assert np.array_equal(np.sort(smallest(np, scores, 7), axis=1), expected)
+    assert np.array_equal(np.sort(to_numpy(smallest(strict, strict.asarray(scores), 7)), axis=1), expected)
+    assert smallest(np, scores, 50).shape == (4, 50)
+
+
+def test_chebyshev_by_cutting_planes_equals_the_full_program():
+    from scipy.optimize import linprog
+
+    rows = np.random.default_rng(3).standard_normal((20_000, 4))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    active = np.flatnonzero(rows @ np.array([1.0, -2.0, 0.5, 3.0]) > 0)
+    x, support, multipliers = chebyshev(rows, None, active, 1e4)
+    y = np.full(20_000, -1.0)
+    y[active] = 1.0
+    full = linprog(
+        [0, 0, 0, 0, -1],
+        np.column_stack([-y[:, None] * rows, np.ones(20_000)]),
+        np.zeros(20_000),
+        bounds=[(-1e4, 1e4)] * 4 + [(None, None)],
+    )
+    assert (y * (rows @ x)).min() == pytest.approx(-full.fun, rel=1e-6)
+    bound = 1e4 * np.abs((y[support] * multipliers) @ rows[support]).sum() / multipliers.sum()
+    assert bound == pytest.approx(-full.fun, rel=1e-6)
+
+
+def test_integer_rows_are_exact():
+    for row in (np.array([0.1, -3.0, 2.0**-60]), np.array([0.0, 0.0]), np.array([5e-324, 1e308])):
+        ints, exponent = integer_row(row)
+        assert [Fraction(float(v)) for v in row] == [v * Fraction(2) ** exponent for v in ints]
+
+
+@pytest.mark.parametrize("n", (12, 5000))
+def test_exact_alternatives(n):
+    rows = np.random.default_rng(n).integers(-9, 10, (n, 3)).astype(float)
+    rows[~rows.any(axis=1)] = 1.0
+    feasible = rows * np.where(rows @ np.array([1.0, 1e-3, 1e-6]) > 0, 1.0, -1.0)[:, None]
+    point = gordan_alternative(feasible).point
+    assert all(sum(int(a) * p for a, p in zip(row, point, strict=True)) > 0 for row in feasible)
+    answer = gordan_alternative(np.concatenate([feasible, -feasible[:1]]))
+    assert answer.point is None
+    signed = np.concatenate([feasible, -feasible[:1]])
+    for j in range(3):
+        assert sum(m * int(signed[i, j]) for m, i in zip(answer.multipliers, answer.support, strict=True)) == 0
