@@ -218,3 +218,12 @@ def test_inputs_are_left_alone(cuda_on_host):
     fused(cuda_on_host, p, BCE())
     after = (p.x, p.layer.weight, p.layer.bias, p.targets.indices, p.targets.offsets)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_red_zones_notice_a_write():
+    zones = RedZones()
+    inside = zones.around(torch.zeros(3, 4))
+    zones.check()
+    inside.as_strided((1,), (1,), inside.storage_offset() + inside.numel()).fill_(0)
+    with pytest.raises(AssertionError, match="outside its output"):
+        zones.check()
