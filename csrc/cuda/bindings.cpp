@@ -25,6 +25,8 @@ sk::DType dtype_of(const std::string& name) {
 sk::LossParams loss_of(const py::dict& settings) {
     sk::LossParams loss;
     loss.kind = static_cast<sk::LossKind>(settings["kind"].cast<int>());
+    if (loss.kind != sk::LossKind::bce && loss.kind != sk::LossKind::focal && loss.kind != sk::LossKind::asymmetric)
+        throw py::value_error("loss kind must be 0 (BCE), 1 (focal) or 2 (asymmetric)");
     loss.label_smoothing = settings["label_smoothing"].cast<double>();
     loss.gamma_pos = settings["gamma_pos"].cast<double>(), loss.gamma_neg = settings["gamma_neg"].cast<double>();
     loss.alpha_pos = settings["alpha_pos"].cast<double>(), loss.alpha_neg = settings["alpha_neg"].cast<double>();

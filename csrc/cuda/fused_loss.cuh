@@ -225,11 +225,12 @@ __global__ void __launch_bounds__(THREADS, sizeof(typename K::Acc) == 8 ? 1 : 2)
             __syncthreads();  // bits, rows and g of the group before have been read
             mark_positives(p, bits, tile, row0);
             logits_tile(shared, p.tile, tile, row0);
-            switch (p.loss.kind) {
-                case LossKind::bce: loss_of_tile_as<K, Bce>(p, shared, bits, rows, tile, row0); break;
-                case LossKind::focal: loss_of_tile_as<K, Focal>(p, shared, bits, rows, tile, row0); break;
-                case LossKind::asymmetric: loss_of_tile_as<K, Asymmetric>(p, shared, bits, rows, tile, row0); break;
-            }
+            if (p.loss.kind == LossKind::bce)
+                loss_of_tile_as<K, Bce>(p, shared, bits, rows, tile, row0);
+            else if (p.loss.kind == LossKind::focal)
+                loss_of_tile_as<K, Focal>(p, shared, bits, rows, tile, row0);
+            else
+                loss_of_tile_as<K, Asymmetric>(p, shared, bits, rows, tile, row0);
             __syncthreads();
             const int64_t row = row0 + threadIdx.x;
             if (threadIdx.x < K::ROWS && row < p.tile.batch) {

@@ -13,7 +13,7 @@ struct LogitsArgs {
 };
 
 template <class K>
-__global__ void __launch_bounds__(THREADS) logits_kernel(const LogitsArgs<K> p) {
+__global__ void __launch_bounds__(THREADS, 2) logits_kernel(const LogitsArgs<K> p) {
     SK_DYNAMIC_SHARED(memory);
     const Shared<K> shared{memory};
     const int64_t tile = blockIdx.x;

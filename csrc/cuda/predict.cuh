@@ -23,7 +23,7 @@ struct PredictShared {
 };
 
 template <class K, bool FILL>
-__global__ void __launch_bounds__(THREADS) predict_kernel(const PredictArgs<K> p) {
+__global__ void __launch_bounds__(THREADS, 2) predict_kernel(const PredictArgs<K> p) {
     using Acc = typename K::Acc;
     SK_DYNAMIC_SHARED(memory);
     const Shared<K> shared{memory};

@@ -69,7 +69,7 @@ __device__ __forceinline__ void offer(Key value, int32_t first, int m, Key& list
 }
 
 template <class K>
-__global__ void __launch_bounds__(THREADS) topk_kernel(const TopkArgs<K> p) {
+__global__ void __launch_bounds__(THREADS, 2) topk_kernel(const TopkArgs<K> p) {
     using Acc = typename K::Acc;
     using Key = typename OrderKey<Acc>::type;
     SK_DYNAMIC_SHARED(memory);

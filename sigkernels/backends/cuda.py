@@ -32,6 +32,7 @@ from .tiles import (
     slack_features,
     sort_logits,
     tile_factors,
+    without_autocast,
 )
 
 _SLAB_BYTES = 64 * 2**20  # of private grad_x slabs: bounds the rows of one launch
@@ -128,6 +129,7 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+@without_autocast
 def logits(x: Tensor, layer: Layer) -> Tensor:
     check_size(layer)
     z = x.new_empty(x.shape[0], layer.num_rows)
@@ -137,6 +139,7 @@ def logits(x: Tensor, layer: Layer) -> Tensor:
     return z
 
 
+@without_autocast
 def fused_loss(
     x: Tensor,
     layer: Layer,
@@ -206,11 +209,8 @@ class _FusedLoss:
         """
         one_group = self.x.shape[0] <= _module().rows_per_group(_kind(self.x))
         narrow = one_group and self.out_dtype == self.x.dtype
-        if (
-            into is not None
-            and into.is_contiguous()
-            and (into.dtype == self.acc or (narrow and into.dtype == self.x.dtype))
-        ):
+        taken = (self.acc, self.x.dtype) if narrow else (self.acc,)
+        if into is not None and into.is_contiguous() and into.dtype in taken:
             return into
         make = torch.empty if self.x.shape[0] else torch.zeros
         return make(self.layer.weight.shape, dtype=self.out_dtype if narrow else self.acc, device=self.x.device)
@@ -295,6 +295,7 @@ def _loss_settings(loss: Any) -> dict[str, float]:
     return settings
 
 
+@without_autocast
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     check_size(layer)
     module = _module()
@@ -332,6 +333,7 @@ def _topk_by_sorting(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     return values, labels
 
 
+@without_autocast
 def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     check_size(layer)
     module, batch = _module(), x.shape[0]

@@ -1,17 +1,18 @@
 """What the GPU backends share: tile factors on the device, chunks, targets by tile, and the merging of candidates.
 
 The DFT part of a tile of labels is ``U · (V · Rot(tile) · x_dft)`` (``plan.py``). ``V · Rot(tile)`` of all tiles,
-stacked, is one small matrix ``M [tiles·r, 2k+1]``: r/tile of the dense DFT matrix, about a twelfth. So the rotated coefficients
-of a chunk of tiles are one library matrix product ``x_dft Mᵀ``, and a kernel sees a tile as ``[S_tile | U]`` times
-``[x_slack | c_tile]``. The gradient goes back the same way.
+stacked, is one small matrix ``M [tiles·r, 2k+1]``: r/tile of the dense DFT matrix, about a twelfth. So the rotated
+coefficients of a chunk of tiles are one library matrix product ``x_dft Mᵀ``, and a kernel sees a tile as
+``[S_tile | U]`` times ``[x_slack | c_tile]``. The gradient goes back the same way.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,20 @@ from .interface import accumulate_dtype
 
 _CACHE_BYTES = 256 * 2**20
 _MAX_LABELS = 2**31 - 1  # a label fits an int32 inside the kernels; memory offsets are 64-bit
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def without_autocast(operation: F) -> F:
+    """Inputs come in their final dtype: autocast must not round the library products between the kernels."""
+
+    @functools.wraps(operation)
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            return operation(x, *args, **kwargs)
+
+    return cast(F, run)
 
 
 class TileFactors(NamedTuple):
@@ -201,7 +216,7 @@ def sort_logits(z: Tensor, m: int, label_start: int) -> tuple[Tensor, Tensor]:
 
 
 def set_offsets(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """``counts [parts, B]`` of predicted labels → (``offsets [B+1]``, where each part of a row starts ``[parts, B]``)."""
+    """``counts [parts, B]`` of predicted labels → (``offsets [B+1]``, start of every part of a row ``[parts, B]``)."""
     sizes = counts.sum(0, dtype=torch.int64)
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     before = counts.cumsum(0, dtype=torch.int64) - counts

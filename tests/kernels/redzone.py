@@ -40,14 +40,14 @@ class RedZones:
             sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
             return self.like(sizes, dtype or torch.get_default_dtype())
 
-        def new_empty(self_: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        def new_empty(self_: Tensor, *shape: Any, dtype: torch.dtype | None = None, device: object = None) -> Tensor:
             return empty(*shape, dtype=dtype or self_.dtype)
 
         monkeypatch.setattr(torch, "empty", empty)
         monkeypatch.setattr(Tensor, "new_empty", new_empty)
 
     def check(self) -> None:
-        assert len(self._zones) > 2
+        assert self._zones
         for zone in self._zones:
             clean = zone.isnan() if zone.is_floating_point() else zone == torch.iinfo(zone.dtype).max // 3
             assert clean.all(), "a kernel wrote outside its output"

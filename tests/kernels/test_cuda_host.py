@@ -10,13 +10,13 @@ import itertools
 import pytest
 import torch
 
-from sigkernels.losses import BCE
+from sigkernels.backends import torch_reference
 from sigkernels.labels import LabelSets
+from sigkernels.losses import BCE, Asymmetric, Focal
 
 from .problems import SIZES, Size, check, problem
 from .redzone import RedZones
 
-ALL = (True, True, True)
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES["float64"] = torch.float64
 
@@ -67,29 +67,18 @@ def test_scans(cuda_on_host, dtype, name):
 
 
 def _matrix(layer):
-    from sigkernels.backends import torch_reference
-
     return torch_reference.matrix(layer._replace(weight=layer.weight.double()))
 
 
 LOSSES = {
     "weights": lambda n: BCE(weight=torch.rand(n) + 0.1, pos_weight=4 * torch.rand(n)),
     "smoothing": lambda n: BCE(label_smoothing=0.1, pos_weight=4 * torch.rand(n)),
+    "focal": lambda n: Focal(weight=torch.rand(n)),
+    "focal, no alpha": lambda n: Focal(gamma=1.5, alpha=None),
+    "asymmetric": lambda n: Asymmetric(pos_weight=2 * torch.rand(n)),
+    "asymmetric, fractional": lambda n: Asymmetric(gamma_neg=2.5, gamma_pos=0.0, clip=0.1),
+    "asymmetric, detached": lambda n: Asymmetric(detach_focus=True),
 }
-
-
-def _more_losses() -> None:
-    from sigkernels import losses
-
-    if hasattr(losses, "Focal"):
-        LOSSES["focal"] = lambda n: losses.Focal(weight=torch.rand(n))
-        LOSSES["focal, no alpha"] = lambda n: losses.Focal(gamma=1.5, alpha=None)
-        LOSSES["asymmetric"] = lambda n: losses.Asymmetric(pos_weight=2 * torch.rand(n))
-        LOSSES["asymmetric, fractional"] = lambda n: losses.Asymmetric(gamma_neg=2.5, gamma_pos=0.0, clip=0.1)
-        LOSSES["asymmetric, detached"] = lambda n: losses.Asymmetric(detach_focus=True)
-
-
-_more_losses()
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
@@ -215,9 +204,26 @@ def test_red_zones(cuda_on_host, monkeypatch):
     zones.check()
 
 
+def test_autocast_stays_outside(cuda_on_host):
+    p = problem(Size(5, 130, 4, 6, bias=True), torch.float32)
+    plain = fused(cuda_on_host, p, BCE())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = fused(cuda_on_host, p, BCE())
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
 def test_inputs_are_left_alone(cuda_on_host):
     p = problem(Size(5, 130, 4, 6, bias=True), torch.float32)
     before = [t.clone() for t in (p.x, p.layer.weight, p.layer.bias, p.targets.indices, p.targets.offsets)]
     fused(cuda_on_host, p, BCE())
     after = (p.x, p.layer.weight, p.layer.bias, p.targets.indices, p.targets.offsets)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_red_zones_notice_a_write():
+    zones = RedZones()
+    inside = zones.around(torch.zeros(3, 4))
+    zones.check()
+    inside.as_strided((1,), (1,), inside.storage_offset() + inside.numel()).fill_(0)
+    with pytest.raises(AssertionError, match="outside its output"):
+        zones.check()

@@ -32,7 +32,9 @@ def available() -> str | None:
         return "the triton package is not installed; pip install 'triton>=3.2'"
     if interpreted() or torch.cuda.is_available():
         return None
-    return "there is no GPU that torch can use; install a CUDA or ROCm build of torch, or set TRITON_INTERPRET=1 to interpret"
+    return (
+        "torch sees no GPU; install a CUDA or ROCm build of torch and a driver (TRITON_INTERPRET=1 runs it on the CPU)"
+    )
 
 
 def devices() -> tuple[str, ...]:

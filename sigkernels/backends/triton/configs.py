@@ -1,7 +1,7 @@
 """Block sizes per architecture: a short table that was compiled ahead and checked for spills, and an optional tuner.
 
-The table decides without measuring anything. ``SIGKERNELS_TRITON_TUNE=1`` times the table's candidates once per (kernel, device, dtype,
-shape class) and keeps the fastest: worth it for long training runs.
+The table decides without measuring anything. ``SIGKERNELS_TRITON_TUNE=1`` times the table's candidates once per
+(kernel, device, dtype, shape class) and keeps the fastest: worth it for long training runs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Config(NamedTuple):
     num_stages: int
 
 
-# First entry: the choice without a tuner. Elementwise work on a tile costs registers: the losses take fewer rows, or more
-# warps, than the bare logits; the lists of topk fewer still. tests/kernels compiles these ahead and refuses a spill.
+# First entry: the choice without a tuner. Elementwise work on a tile costs registers: the losses take fewer rows, or
+# more warps, than the bare logits; the lists of topk fewer still. Every entry compiles ahead without a spill.
 _TABLE: dict[str, dict[str, tuple[Config, ...]]] = {
     "logits": {
         "16-bit": (Config(128, 64, 4, 3), Config(64, 64, 4, 3)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from ..tiles import (
     slack_features,
     sort_logits,
     tile_factors,
+    without_autocast,
 )
 from . import configs, interpreted, kernels, losses
 from .configs import TILE
@@ -82,18 +82,20 @@ def _launch(
     kernel: Any,
     x: Tensor,
     tile: Tile,
-    grid: Callable[[configs.Config], tuple[int, int]],
+    programs: int,  # per block of rows
     *args: Any,
     **kw: Any,
 ) -> None:
     def run(config: configs.Config) -> None:
-        kernel[grid(config)](*tile.tensors, *args, *tile.sizes, **kw, **tile.options(config))
+        grid = (triton.cdiv(x.shape[0], config.BM), programs)
+        kernel[grid](*tile.tensors, *args, *tile.sizes, **kw, **tile.options(config))
 
     shape = (tile.sizes[0], tile.sizes[1], tile.sizes[2])
     configs.tune(name, x.dtype, x.device, shape, run)
     run(configs.choose(name, x.dtype, x.device, shape))
 
 
+@without_autocast
 def logits(x: Tensor, layer: Layer) -> Tensor:
     check_size(layer)
     z = x.new_empty(x.shape[0], layer.num_rows)
@@ -108,11 +110,12 @@ def _logits_into(z: Tensor, x: Tensor, slack: Tensor, layer: Layer, first: int, 
     tile = _tile(x, slack, layer, first, count)
     _launch(
         "logits", kernels.logits_kernel, x, tile,
-        lambda config: (triton.cdiv(x.shape[0], config.BM), count),
+        count,
         z, z.stride(0),
     )  # fmt: skip
 
 
+@without_autocast
 def fused_loss(
     x: Tensor,
     layer: Layer,
@@ -169,11 +172,11 @@ def _fused_loss(
         g = torch.empty(batch if gradient else 0, count * TILE, dtype=x.dtype, device=x.device)
         _launch(
             "fused_loss", kernels.fused_loss_kernel, x, tile,
-            lambda config, count=count: (triton.cdiv(batch, config.BM), count),
+            count,
             dense if sparse else dense[:, inside], dense.stride(0), indices, at, part.label_start,
             slack if weight is None else weight, slack if pos_weight is None else pos_weight, scale.row, sums, g,
-            SPARSE=sparse is not None, HAS_WEIGHT=weight is not None, HAS_POS_WEIGHT=pos_weight is not None, GRADIENT=gradient,
-            **constants,
+            SPARSE=sparse is not None, HAS_WEIGHT=weight is not None, HAS_POS_WEIGHT=pos_weight is not None,
+            GRADIENT=gradient, **constants,
         )  # fmt: skip
         result.rows.add_(sums.sum(0, dtype=torch.float64))
         if gradient:
@@ -211,6 +214,7 @@ def _add_gradients(
         result.grad_bias[inside] = scaled(here.sum(0, dtype=acc)).to(result.grad_bias.dtype)
 
 
+@without_autocast
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     check_size(layer)
     batch, m = x.shape[0], min(m, layer.num_rows)  # a label range may be shorter than m
@@ -228,7 +232,7 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
             best_labels = torch.empty(batch, splits * m, dtype=torch.int32, device=x.device)
             _launch(
                 "topk", kernels.topk_kernel, x, _tile(x, slack, layer, first, count),
-                lambda config, splits=splits: (triton.cdiv(batch, config.BM), splits),
+                splits,
                 best, best_labels, m, splits, M=max(2, triton.next_power_of_2(m)),
             )  # fmt: skip
             keys.append(best)
@@ -253,6 +257,7 @@ def _topk_by_sorting(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     return values, labels
 
 
+@without_autocast
 def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     check_size(layer)
     batch = x.shape[0]
@@ -270,7 +275,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
         per_split = -(-count // counts.shape[0])
         _launch(
             "predict", kernels.predict_kernel, x, _tile(x, slack, layer, first, count),
-            lambda config: (triton.cdiv(batch, config.BM), counts.shape[0]),
+            counts.shape[0],
             limit, counts, starts, indices, layer.label_start + first * TILE, per_split, FILL=fill,
         )  # fmt: skip
 
