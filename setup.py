@@ -9,6 +9,7 @@ Environment:
     SIGKERNELS_CUDA=1 / 0     build the CUDA kernels, or do not; unset: where a toolkit and a driver both are
     CUDA_HOME                 the toolkit; without it nvcc is looked up on PATH
     TORCH_CUDA_ARCH_LIST      e.g. "8.0;9.0+PTX"; default 8.0;9.0;10.0;12.0+PTX
+    SIGKERNELS_TEST_ISA=1     add the instruction sets that only tests use (csrc/cpu/testing)
     SIGKERNELS_BUILD_JOBS     compiler processes at a time; default: one per core
 """
 
@@ -58,6 +59,10 @@ def isa_of(source):
 
 def cpu_extension(optional):
     sources = sorted(glob.glob("csrc/*.cpp") + glob.glob("csrc/cpu/*.cpp"))
+    # Micro-kernels of other machines on the instructions of this one, for the tests.
+    testing = asked("SIGKERNELS_TEST_ISA")
+    if testing:
+        sources += sorted(glob.glob("csrc/cpu/testing/*.cpp"))
     if not X86:
         sources = [source for source in sources if isa_of(source) is None]
     if not sources:
@@ -70,6 +75,7 @@ def cpu_extension(optional):
             depends=["setup.py", *sorted(headers)],
             include_dirs=["csrc"],
             cxx_std=17,
+            define_macros=[("SK_TEST_ISA", "1")] if testing else [],
             extra_compile_args=list(FLAGS),
             optional=optional,
         )

@@ -6,6 +6,7 @@ Debian dependencies (n up to 11,732) or on synthetic topics (any n). Matrices ar
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 CACHE = Path(__file__).parent / "out" / "layers"
 
 
+@functools.cache
 def debian(path: str | None, num_labels: int):
     """Features and label sets (CSR), restricted to the ``num_labels`` most frequent labels."""
     if path is None:
@@ -34,6 +36,7 @@ def debian(path: str | None, num_labels: int):
     return [features[i] for i in rows], [sets[i] for i in rows], 32_768
 
 
+@functools.cache
 def synthetic(num_labels: int, rows: int = 30_000, topics: int = 400, seed: int = 0):
     """Zipf-distributed labels from a few topics per row; the features are the topics and some noise."""
     rng = np.random.default_rng(seed)

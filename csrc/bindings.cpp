@@ -110,6 +110,24 @@ PYBIND11_MODULE(_C, m) {
 #undef SK_VALUE
 #undef SK_POINTER
 #undef SK_LOSS
+#define SK_CONFUSION(name)                                                                                     \
+    call.def_property(                                                                                         \
+        #name, [](const Call& c) { return c.job.confusion.name; },                                             \
+        [](Call& c, decltype(sk::ConfusionParams::name) v) { c.job.confusion.name = v; })
+#define SK_CONFUSION_POINTER(name)                                                                             \
+    call.def_property(                                                                                         \
+        #name, [](const Call& c) { return reinterpret_cast<uintptr_t>(c.job.confusion.name); },                \
+        [](Call& c, uintptr_t p) { c.job.confusion.name = reinterpret_cast<decltype(sk::ConfusionParams::name)>(p); })
+    SK_CONFUSION(mirrored), SK_CONFUSION(n_tp), SK_CONFUSION(n_s), SK_CONFUSION(n_p), SK_CONFUSION(n_rows);
+    SK_CONFUSION(d_s), SK_CONFUSION(d_p), SK_CONFUSION(d_rows), SK_CONFUSION(scale), SK_CONFUSION(slopes_known);
+    SK_CONFUSION(on_y), SK_CONFUSION(on_all), SK_CONFUSION(beta), SK_CONFUSION(eta);
+    SK_CONFUSION_POINTER(betas), SK_CONFUSION_POINTER(etas), SK_CONFUSION_POINTER(sums);
+    SK_CONFUSION_POINTER(grad_beta), SK_CONFUSION_POINTER(grad_eta);
+#undef SK_CONFUSION
+#undef SK_CONFUSION_POINTER
+    call.def_property(
+        "confusion_form", [](const Call& c) { return static_cast<int>(c.job.confusion.form); },
+        [](Call& c, int v) { c.job.confusion.form = static_cast<sk::ConfusionForm>(v); });
     call.def_property(
         "loss_kind", [](const Call& c) { return static_cast<int>(c.job.loss.kind); },
         [](Call& c, int v) { c.job.loss.kind = static_cast<sk::LossKind>(v); });

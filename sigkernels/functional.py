@@ -51,7 +51,10 @@ def dft_loss(
 
     Args:
         targets: LabelSets, a dense ``[..., n]`` tensor in [0, 1], a sparse CSR matrix or a list of lists.
-        reduction: ``"mean"`` over all B·n terms, ``"sum"``, or ``"none"``: the loss of each row, ``[...]``.
+        loss: what is measured, with all its settings. ``LMLNLL`` and ``TruncatedTopKEntropy`` need all logits of a
+            row and make one ``[B, n]`` array.
+        reduction: ``"mean"`` over all B·n terms, ``"sum"``, or ``"none"``: the loss of each row, ``[...]``. Losses of
+            columns (``SigmoidF1``, …) average over labels, losses of rows over rows.
         grad_into: adds the gradient of ``slack_weight`` straight into this buffer during the forward pass
             (for an upstream gradient of 1; the backward pass corrects any other) and leaves
             ``slack_weight.grad`` alone. Saves a fresh ``[n, s]`` array per step where n is very large.

@@ -68,8 +68,10 @@ class Head(nn.Module):
 
         Args:
             targets: LabelSets, a dense ``[..., n]`` tensor in [0, 1], a sparse CSR matrix or a list of lists.
-            loss: what is measured, with all its settings.
-            reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row.
+            loss: what is measured, with all its settings. Losses of whole rows (``LMLNLL``,
+                ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
+            reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
+                columns (``SigmoidF1``, …) average over labels, losses of rows over rows; see their docstrings.
             accumulate_grad: add the gradient of the label weights straight into their ``.grad`` during the
                 forward pass. Saves a fresh ``[n, s]`` array per step at very large n; use it with
                 ``optimizer.zero_grad(set_to_none=False)``, and only for losses that are sent backward.

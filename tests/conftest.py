@@ -9,11 +9,19 @@ import torch
 from hypothesis import settings
 
 import sigkernels as sk
+from sigkernels.backends import by_name
 
 settings.register_profile("default", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("default")
 
-DEVICES = {"torch": "cpu", "cpu": "cpu", "cuda": "cuda", "triton": "cuda"}
+
+def device_of(backend: str) -> str:
+    """Where a backend's tensors go; a GPU backend that is interpreted or simulated says that it takes CPU tensors."""
+    taken = by_name(backend).devices() or ("cpu",)
+    return "cpu" if "cpu" in taken else taken[0]
+
+
+DEVICES = {name: device_of(name) for name in sk.backend_status()}
 
 
 class Shape(NamedTuple):

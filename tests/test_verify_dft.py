@@ -1,5 +1,6 @@
 """DFT heads: closed-form answers, thin regions, and proofs about the true (irrational) matrix."""
 
+import importlib
 import itertools
 import math
 
@@ -68,7 +69,7 @@ def test_without_slack_exactly_the_2k_alternating_vectors(n, k):
 
 
 def test_a_thin_set_is_proved_by_its_roots():
-    n, k = 8921, 50
+    n, k = 2001, 30
     active = np.arange(0, 2 * k, 2)  # every other label: 2k roots in a row, a radius far below anything representable
     report = verify(head(n, k), [active])
     assert report.verdicts[0] == "THIN"
@@ -170,3 +171,32 @@ def test_more_roots_than_the_degree_are_rejected():
     assert prove(slack, active, alternation_certificate(active, 20, 1)).argmaxable is None
     plain = Problem(np.ones((20, 3)), None, -1, 1e-8, 1e4)
     assert prove(plain, active, roots_certificate(active, 20)).argmaxable is None
+
+
+def test_a_sharded_head_is_gathered(monkeypatch):
+    whole = head(40, 2, 3)
+    expected = verify(whole, [[1, 5], [3, 9, 11]])
+    part = head(40, 2, 3)
+    monkeypatch.setattr(part, "weight_matrix", whole.weight_matrix)
+    part.slack_weight = torch.nn.Parameter(whole.slack_weight[:20])  # what one rank of two holds
+    assert np.array_equal(verify(part, [[1, 5], [3, 9, 11]]).radius_lo, expected.radius_lo)
+
+
+def test_a_large_head_is_verified_without_forming_its_matrix(monkeypatch):
+    small = verify(head(400, 3, 2), [[5], [7, 90], [1, 2, 3, 300]])
+    monkeypatch.setattr(importlib.import_module("sigkernels.verify.problem"), "DENSE", 1000)
+    report = verify(head(400, 3, 2), [[5], [7, 90], [1, 2, 3, 300], list(range(0, 400, 2))])
+    assert "matrix" not in vars(report.problem)
+    assert report.verdicts.tolist() == [*small.verdicts.tolist(), "UNDECIDED"]
+    assert np.allclose(report.radius_lo[:3], small.radius_lo)
+    assert any("is not formed" in note for note in report.notes)
+    assert report.check()
+
+
+def test_very_many_labels(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("sigkernels.verify.problem"), "DENSE", 1_000_000)
+    sets = [[123_456], [3, 4, 90_000], list(range(0, 30, 2))]
+    report = verify(head(200_000, 15), [*sets, list(range(0, 1000, 2))])
+    assert [v in ("ARGMAXABLE", "THIN") for v in report.verdicts] == [True, True, True, False]
+    assert report.verdicts[3] == "UNARGMAXABLE"
+    assert report.check()

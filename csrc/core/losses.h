@@ -14,7 +14,8 @@
 
 namespace sk {
 
-enum class LossKind : int { bce = 0, focal = 1, asymmetric = 2 };
+// The first three are elementwise and have their functors here; confusion is a loss of columns (cpu/confusion_tile.h).
+enum class LossKind : int { bce = 0, focal = 1, asymmetric = 2, confusion = 3 };
 
 struct LossParams {
     LossKind kind = LossKind::bce;

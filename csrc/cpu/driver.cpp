@@ -21,6 +21,12 @@ extern const Kernels kernels_portable;
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx512;
 #endif
+#if defined(SK_TEST_ISA)
+extern const Kernels kernels_tall;
+#if defined(__x86_64__)
+extern const Kernels kernels_wide;
+#endif
+#endif
 
 const std::vector<Isa>& isas() {
     static const std::vector<Isa> all = [] {
@@ -34,6 +40,12 @@ const std::vector<Isa>& isas() {
         found.push_back({&kernels_avx2, avx2});
 #endif
         found.push_back({&kernels_portable, true});
+#if defined(SK_TEST_ISA)
+        found.push_back({&kernels_tall, true});
+#if defined(__x86_64__)
+        found.push_back({&kernels_wide, avx2});
+#endif
+#endif
         return found;
     }();
     return all;
@@ -58,13 +70,13 @@ const Kernels& choose_isa(const std::string& name) {
 
 namespace {
 
-// The OpenMP runtime's threads do not survive fork(): a child that used them would wait for them for ever.
-std::atomic<bool> used_openmp{false};
-std::atomic<bool> lost_openmp{false};
+// The OpenMP runtime's threads do not survive fork(): a child that used them would wait for them for ever.  torch may
+// have started them before the first call here, so every forked child does without.
+std::atomic<bool> forked{false};
 
-void after_fork_in_child() {
-    if (used_openmp.load()) lost_openmp.store(true);
-}
+#ifndef _WIN32
+[[maybe_unused]] const int watches_fork = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+#endif
 
 }  // namespace
 
@@ -74,10 +86,7 @@ void parallel(int count, void (*f)(void*, int), void* context) {
         return;
     }
 #if defined(_OPENMP)
-    if (!lost_openmp.load()) {
-#ifndef _WIN32
-        if (!used_openmp.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
-#endif
+    if (!forked.load()) {
 #pragma omp parallel for schedule(static, 1) num_threads(count)
         for (int i = 0; i < count; ++i) f(context, i);
         return;

@@ -9,7 +9,7 @@
 
 namespace sk {
 
-// The instruction sets in this build, best first, "wide" (for tests) last; `usable` says whether this CPU has it.
+// The instruction sets in this build, best first, those for tests last; `usable` says whether this CPU has it.
 struct Isa {
     const Kernels* kernels;
     bool usable;

@@ -25,6 +25,24 @@ struct Hits {
     void (*grow)(Hits*) = nullptr;
 };
 
+// Confusion-matrix losses: value = (n_tp tp + n_s s + n_p p + n_rows R) / (d_s s + d_p p + d_rows R) for each label.
+enum class ConfusionForm : int { logits = 0, probability = 1, unbounded = 2 };
+
+struct ConfusionParams {
+    ConfusionForm form = ConfusionForm::logits;
+    bool mirrored = false;  // S and y trade places with 1 - S and 1 - y
+    double n_tp = 0, n_s = 0, n_p = 0, n_rows = 0, d_s = 0, d_p = 0, d_rows = 0;
+    double scale = 1;       // of a label's loss in the result
+    bool slopes_known = false;  // pooled sums: dloss/dS = on_y y + on_all for all labels
+    double on_y = 0, on_all = 0;
+    double beta = 1, eta = 0;
+    const void* betas = nullptr;  // C [m], in place of beta
+    const void* etas = nullptr;   // C [m]
+    double* sums = nullptr;       // [threads][4]: of 1 - value, tp, s, p
+    double* grad_beta = nullptr;  // [m]
+    double* grad_eta = nullptr;   // [m]
+};
+
 // "C" below is the type of the arithmetic: float, or double when dtype is f64.
 struct Job {
     Consumer consumer = Consumer::loss;
@@ -69,6 +87,8 @@ struct Job {
     int64_t grad_weight_stride = 0;
     void* grad_bias = nullptr;     // C [m]
 
+    ConfusionParams confusion;
+
     // logits
     void* out = nullptr;           // [R, m] of dtype, rows out_stride apart
     int64_t out_stride = 0;
@@ -86,6 +106,11 @@ struct Job {
     // memory for all of it
     char* workspace = nullptr;
 };
+
+// A column of logits is needed whole, for all rows: their panels are kept until the tile is done.
+inline bool whole_columns(const Job& job) {
+    return job.consumer == Consumer::loss && job.loss.kind == LossKind::confusion;
+}
 
 // The labels [lo, hi) of a thread and the index of its first tile in the rotation tables.
 struct Share {

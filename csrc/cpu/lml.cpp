@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -42,16 +43,21 @@ struct HalfRow {
     std::vector<float> z, grad, out;
 };
 
-void run_rows(const LmlJob& job, const LmlKernels& kernels, Dtype dtype, int64_t rows, const char* z, const char* grad,
-              char* out, int threads) {
-    const int64_t n = job.n, bytes = n * (dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2);
-    const auto widen_16 = dtype == Dtype::bf16 ? widen_row<Bf16> : widen_row<F16>;
-    const auto narrow_16 = dtype == Dtype::bf16 ? narrow_row<Bf16> : narrow_row<F16>;
-#pragma omp parallel num_threads(threads) if (threads > 1 && rows > 1)
-    {
+struct Rows {
+    const LmlJob& job;
+    const LmlKernels& kernels;
+    Dtype dtype;
+    int64_t rows;
+    const char *z, *grad;
+    char* out;
+    int threads;
+
+    void run(int thread) const {
+        const int64_t n = job.n, bytes = n * (dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2);
+        const auto widen_16 = dtype == Dtype::bf16 ? widen_row<Bf16> : widen_row<F16>;
+        const auto narrow_16 = dtype == Dtype::bf16 ? narrow_row<Bf16> : narrow_row<F16>;
         HalfRow half;
-#pragma omp for schedule(static)
-        for (int64_t b = 0; b < rows; ++b) {
+        for (int64_t b = rows * thread / threads; b < rows * (thread + 1) / threads; ++b) {
             const char *zr = z + b * bytes, *gr = grad ? grad + b * bytes : nullptr;
             char* yr = out ? out + b * bytes : nullptr;
             if (dtype == Dtype::f32) {
@@ -69,7 +75,7 @@ void run_rows(const LmlJob& job, const LmlKernels& kernels, Dtype dtype, int64_t
             }
         }
     }
-}
+};
 
 template <class T>
 T* pointer(uintptr_t address) {
@@ -89,8 +95,12 @@ void bind_lml(py::module_& m) {
             job.nu = pointer<double>(nu), job.slope = pointer<double>(slope), job.total = pointer<double>(total);
             const LmlKernels& kernels = kernels_for(isa);
             py::gil_scoped_release release;
-            run_rows(job, kernels, static_cast<Dtype>(dtype), rows, pointer<char>(z), pointer<char>(grad),
-                     pointer<char>(out), threads);
+            const int workers = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(threads, rows)));
+            const Rows all{job, kernels, static_cast<Dtype>(dtype), rows, pointer<char>(z), pointer<char>(grad),
+                           pointer<char>(out), workers};
+            parallel(
+                workers, [](void* c, int thread) { static_cast<const Rows*>(c)->run(thread); },
+                const_cast<Rows*>(&all));
         },
         py::kw_only(), py::arg("step"), py::arg("dtype"), py::arg("rows"), py::arg("n"), py::arg("k") = 0, py::arg("z"),
         py::arg("grad") = 0, py::arg("out") = 0, py::arg("nu"), py::arg("slope"), py::arg("total") = 0, py::arg("isa"),

@@ -95,7 +95,7 @@ struct Local {
     C* godd;         // [P][k][PW]
     double* loss;    // [P][PW]
     int64_t* cursor; // [R]          next positive label of each row
-    C* y;            // [T][PW]      dense targets of a panel
+    C* y;            // [T][PW]      dense targets of a panel; [P][T][PW] for losses of whole columns
     C* pos_z;        // [T*PW + L]   logits of the positive labels of a panel
     C* pos_w;        // [T*PW + L]   their weights
     int32_t* pos_at; // [T*PW]       where they are in the panel
@@ -109,8 +109,9 @@ struct Local {
         const int64_t panels = panels_of<C>(job.rows), width = kPanel<C>, tile = job.tile;
         const int64_t even = job.k >= 0 ? job.k + 1 : 0, odd = job.k >= 0 ? job.k : 0;
         const bool loss_pass = job.consumer == Consumer::loss;
-        // Only grad_weight looks at all panels of a tile together.
-        z = bump.take<C>((job.needs_weight || job.needs_bias ? panels : 1) * panel_stride<C>(job));
+        // Only grad_weight, and losses of whole columns, look at all panels of a tile together.
+        const bool columns = whole_columns(job);
+        z = bump.take<C>((job.needs_weight || job.needs_bias || columns ? panels : 1) * panel_stride<C>(job));
         turned_even = bump.take<C>(even * width);
         turned_odd = bump.take<C>(odd * width);
         coef = bump.take<C>(job.rank * width);
@@ -119,7 +120,7 @@ struct Local {
         godd = bump.take<C>(job.needs_x ? panels * odd * width : 0);
         loss = bump.take<double>(loss_pass ? panels * width : 0);
         cursor = bump.take<int64_t>(job.indices ? job.rows : 0);
-        y = bump.take<C>(loss_pass ? tile * width : 0);
+        y = bump.take<C>(!loss_pass ? 0 : columns ? panels * panel_stride<C>(job) : tile * width);
         const int64_t positives = loss_pass ? tile * width : 0;
         pos_z = bump.take<C>(positives + width);
         pos_w = bump.take<C>(positives + width);

@@ -8,6 +8,7 @@
 // and, once all panels of the tile are done, grad W_tile = g^T (x_s * row_scale).
 #pragma once
 
+#include "cpu/confusion_tile.h"
 #include "cpu/consumers.h"
 #include "cpu/loss_panel.h"
 #include "cpu/pack.h"
@@ -43,7 +44,8 @@ struct Tiles {
         for (int64_t at = share.lo; at < share.hi; at += job.tile, ++tile) {
             const int64_t count = share.hi - at < job.tile ? share.hi - at : job.tile;
             enter(at, count, tile);
-            for (int64_t panel = 0; panel < panels; ++panel) {
+            if (whole_columns(job)) whole_tile(at, count);
+            for (int64_t panel = 0; panel < panels && !whole_columns(job); ++panel) {
                 C* z = local.z + (job.needs_weight || job.needs_bias ? panel * panel_stride<C>(job) : 0);
                 forward(z, at, count, panel);
                 if (job.consumer == Consumer::loss) {
@@ -58,6 +60,17 @@ struct Tiles {
             if (job.needs_bias) grad_bias(at, count);
         }
         stream_done();
+    }
+
+    // A loss of whole columns: the logits of all rows first.
+    void whole_tile(int64_t at, int64_t count) {
+        const int64_t stride = panel_stride<C>(job);
+        const bool settings = job.confusion.grad_beta || job.confusion.grad_eta;
+        for (int64_t panel = 0; panel < panels; ++panel) forward(local.z + panel * stride, at, count, panel);
+        ConfusionTile<C>{job, shared, local, count, at, panels, thread}.run(job.needs_x || job.needs_weight ||
+                                                                            job.needs_bias || settings);
+        if (job.needs_x)
+            for (int64_t panel = 0; panel < panels; ++panel) back(local.z + panel * stride, count, panel);
     }
 
     void begin(const Share& share) {

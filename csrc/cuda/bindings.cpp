@@ -139,6 +139,15 @@ PYBIND11_MODULE(_cuda, m) {
     m.def("rows_per_group", [](const std::string& dtype) { return sk::rows_per_group(dtype_of(dtype)); });
     m.def("resident_blocks",
           [](const std::string& dtype, int device) { return sk::resident_blocks(dtype_of(dtype), device); });
+    m.def("shared_memory", [](const std::string& name) {  // bytes per block of each kernel
+        const sk::DType dtype = dtype_of(name);
+        py::dict bytes;
+        bytes["logits"] = sk::logits_shared_bytes(dtype);
+        bytes["fused_loss"] = sk::fused_loss_shared_bytes(dtype);
+        bytes["topk"] = sk::topk_shared_bytes(dtype);
+        bytes["predict"] = sk::predict_shared_bytes(dtype);
+        return bytes;
+    });
     m.def("device_count", &sk::device_count);
     m.def("devices", &sk::devices);
     m.attr("TILE") = sk::tile_labels();

@@ -78,4 +78,10 @@ std::string devices() {
     return count ? names : "no GPU";
 }
 
+int64_t fused_loss_shared_bytes(DType dtype) {
+    int64_t bytes = 0;
+    with_kind(dtype, [&](auto kind) { bytes = FusedShared<decltype(kind)>::bytes; });
+    return bytes;
+}
+
 }  // namespace sk

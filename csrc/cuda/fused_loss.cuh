@@ -208,8 +208,10 @@ __device__ __forceinline__ void add_gradients(const FusedLossArgs<K>& p, const S
     }
 }
 
+// Two blocks per multiprocessor hide each other's latency; float64 sums need the registers of one.
 template <class K>
-__global__ void __launch_bounds__(THREADS, 2) fused_loss_kernel(const FusedLossArgs<K> p) {
+__global__ void __launch_bounds__(THREADS, sizeof(typename K::Acc) == 8 ? 1 : 2)
+    fused_loss_kernel(const FusedLossArgs<K> p) {
     using Acc = typename K::Acc;
     SK_DYNAMIC_SHARED(memory);
     const Shared<K> shared{memory};

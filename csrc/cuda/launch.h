@@ -57,6 +57,10 @@ void predict_fill(const LaunchOn&, const Problem&, int64_t ranges, double thresh
 int64_t tile_labels();             // labels per tile
 int64_t rows_per_group(DType);     // rows of the batch that a block takes at a time
 int64_t longest_list();            // the largest m of topk
+int64_t logits_shared_bytes(DType);      // shared memory of a block
+int64_t fused_loss_shared_bytes(DType);
+int64_t topk_shared_bytes(DType);
+int64_t predict_shared_bytes(DType);
 int64_t resident_blocks(DType, int device);  // fused_loss blocks that run at once on the device
 std::string devices();             // "NVIDIA H100 (sm_90), ..." or why there is none
 int device_count();                // 0 without a driver or a device

@@ -9,8 +9,14 @@ void logits(const LaunchOn& on, const Problem& p, void* out, int64_t out_stride)
     with_kind(p.dtype, [&](auto kind) {
         using K = decltype(kind);
         LogitsArgs<K> args{tile_args<K>(p), static_cast<typename K::Scalar*>(out), out_stride};
-        launch(on, "logits", logits_kernel<K>, scan_grid<K>(args.tile.tiles, p.batch), Shared<K>::bytes, args);
+        launch(on, "logits", logits_kernel<K>, scan_grid<K>(args.tile.tiles, p.batch), Shared<K>::bytes_scan, args);
     });
+}
+
+int64_t logits_shared_bytes(DType dtype) {
+    int64_t bytes = 0;
+    with_kind(dtype, [&](auto kind) { bytes = Shared<decltype(kind)>::bytes_scan; });
+    return bytes;
 }
 
 }  // namespace sk

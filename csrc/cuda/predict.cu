@@ -26,4 +26,10 @@ void predict_fill(const LaunchOn& on, const Problem& p, int64_t ranges, double t
     predict<true>(on, p, ranges, threshold, nullptr, starts, label_start, indices);
 }
 
+int64_t predict_shared_bytes(DType dtype) {
+    int64_t bytes = 0;
+    with_kind(dtype, [&](auto kind) { bytes = PredictShared<decltype(kind)>::bytes; });
+    return bytes;
+}
+
 }  // namespace sk

@@ -18,7 +18,7 @@ struct PredictArgs {
 
 template <class K>
 struct PredictShared {
-    static constexpr int at_position = Shared<K>::bytes;  // int64 [ROWS]
+    static constexpr int at_position = Shared<K>::bytes_scan;  // int64 [ROWS]
     static constexpr int bytes = at_position + K::ROWS * 8;
 };
 
@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(THREADS) predict_kernel(const PredictArgs<K> p
     for (int64_t row0 = int64_t(blockIdx.y) * K::ROWS; row0 < p.tile.batch; row0 += int64_t(gridDim.y) * K::ROWS) {
         for (int64_t tile = first; tile < last; ++tile) {
             logits_tile(shared, p.tile, tile, row0);
+#pragma unroll 1  // several rows at a time would need more registers than there are
             for (int r = warp; r < K::ROWS && row0 + r < p.tile.batch; r += WARPS) {
                 const int64_t place = blockIdx.x * p.tile.batch + row0 + r;
                 int64_t at = tile > first ? position[r] : FILL ? p.starts[place] : 0;

@@ -47,6 +47,7 @@ struct Shared {
     static constexpr int at_g = in_place ? chunks : (bytes_z > chunks ? bytes_z : chunks);
     static constexpr int at_stage = in_place ? at_z + bytes_z : at_g + bytes_g;
     static constexpr int bytes = at_stage + bytes_stage;
+    static constexpr int bytes_scan = in_place ? at_z + bytes_z : at_g;  // of kernels that need z only
 
     unsigned char* base;
     __device__ __forceinline__ Operand* x() const { return reinterpret_cast<Operand*>(base); }

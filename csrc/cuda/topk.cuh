@@ -44,7 +44,7 @@ struct TopkArgs {
 template <class K>
 struct TopkShared {
     using Key = typename OrderKey<typename K::Acc>::type;
-    static constexpr int at_keys = Shared<K>::bytes;                                    // [ROWS, MAX_LIST]
+    static constexpr int at_keys = Shared<K>::bytes_scan;                                    // [ROWS, MAX_LIST]
     static constexpr int at_labels = at_keys + K::ROWS * MAX_LIST * int(sizeof(Key));   // [ROWS, MAX_LIST]
     static constexpr int bytes = at_labels + K::ROWS * MAX_LIST * 4;
 };
@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(THREADS) topk_kernel(const TopkArgs<K> p) {
         for (int64_t tile = first; tile < last; ++tile) {
             logits_tile(shared, p.tile, tile, row0);
             const int32_t label = static_cast<int32_t>(tile * TILE);
+#pragma unroll 1  // several rows at a time would need more registers than there are
             for (int r = warp; r < K::ROWS && row0 + r < p.tile.batch; r += WARPS) {
                 const int slot = r * MAX_LIST + lane;
                 Key list_key = tile == first ? OrderKey<Acc>::lowest : keys[slot];

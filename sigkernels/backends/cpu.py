@@ -6,6 +6,7 @@ explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..layer import Layer
-from ..losses import Loss
+from ..losses import ConfusionLoss, Loss
 from ..plan import plan
 from .interface import LossResult, accumulate_dtype, gradient_dtype
 
@@ -54,7 +55,9 @@ def devices() -> tuple[str, ...] | None:
 
 def supports(loss: Loss) -> str | None:
     name = type(loss).__name__
-    return None if name in _KINDS else f"it has no kernel for {name}; it has {', '.join(_KINDS)}"
+    if name in _KINDS or isinstance(loss, ConfusionLoss):
+        return None
+    return f"it has no kernel for {name}; it has {', '.join(_KINDS)} and the confusion-matrix losses"
 
 
 def isa() -> str:
@@ -74,9 +77,9 @@ def fused_loss(
     needs_x, needs_weight, needs_bias = needs
     real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
     call = _Call(x, layer, _LOSS)
-    rows = torch.zeros(batch, dtype=torch.float64)
-    grad_x = torch.zeros(x.shape, dtype=real) if needs_x else None
-    grad_bias = torch.zeros(labels, dtype=real) if needs_bias else None
+    rows = _zeros((batch,), torch.float64)
+    grad_x = _zeros(x.shape, real) if needs_x else None
+    grad_bias = _zeros((labels,), real) if needs_bias else None
     grad_weight, fresh = _weight_gradient(x, layer, grad_weight_into) if needs_weight else (None, False)
     if batch and labels:
         c = call.c
@@ -97,8 +100,6 @@ def fused_loss(
             c.grad_weight, c.grad_weight_stride = grad_weight.data_ptr(), grad_weight.stride(0)
             c.grad_weight_dtype = _DTYPES[grad_weight.dtype]
             c.accumulate = not fresh
-        if grad_bias is not None and not fresh:
-            grad_bias.zero_()
         call.run()
     elif fresh and grad_weight is not None:
         grad_weight.zero_()
@@ -114,6 +115,19 @@ def fused_loss(
         grad_weight,
         None if grad_bias is None else grad_bias.to(out),
     )
+
+
+def confusion_loss(
+    x: Tensor,
+    layer: Layer,
+    targets: LabelSets | Tensor,
+    loss: ConfusionLoss,
+    reduction: str,
+    needs: tuple[bool, bool, bool, bool, bool],
+) -> Any:
+    from . import cpu_confusion
+
+    return cpu_confusion.confusion_loss(x, layer, targets, loss, reduction, needs)
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:
@@ -152,7 +166,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
 class _Call:
     """A ``_C.Call`` with the input and the layer filled in, and whatever it points to kept alive."""
 
-    def __init__(self, x: Tensor, layer: Layer, consumer: int) -> None:
+    def __init__(self, x: Tensor, layer: Layer, consumer: int, rows_at_once: bool = False) -> None:
         self.c = c = _C.Call()
         self.kept: list[Any] = []
         self.isa = os.environ.get("SIGKERNELS_ISA", "")
@@ -162,8 +176,9 @@ class _Call:
         threads = min(torch.get_num_threads(), -(-labels // _SHARE_UNIT) or 1)
         if batch * labels * (slack + 16) < _SMALL:
             threads = 1
-        tile = _tile(labels, slack, min(batch, _CHUNK), threads, real.itemsize)
-        c.consumer, c.dtype, c.threads, c.tile, c.chunk = consumer, _DTYPES[x.dtype], threads, tile, _CHUNK
+        chunk = max(batch, 1) if rows_at_once else _CHUNK
+        tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
+        c.consumer, c.dtype, c.threads, c.tile, c.chunk = consumer, _DTYPES[x.dtype], threads, tile, chunk
         c.rows, c.labels, c.slack, c.label_start, c.k = batch, labels, slack, layer.label_start, layer.k
         c.x, c.x_stride = self.keep(x), x.stride(0)
         c.weight, c.weight_stride = self.keep(weight), weight.stride(0)
@@ -193,7 +208,7 @@ def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> in
     """Labels per tile: what fits in the cache, and no more than a thread has."""
     fitting = _TILE_BYTES // (itemsize * (slack + rows))
     tile = max(48, min(192, fitting // _SHARE_UNIT * _SHARE_UNIT))
-    share = -(-labels // (threads * _SHARE_UNIT)) * _SHARE_UNIT
+    share = max(-(-labels // (threads * _SHARE_UNIT)), 1) * _SHARE_UNIT
     tiles = -(-share // tile)
     return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
 
@@ -229,13 +244,15 @@ def _set_loss(call: _Call, loss: Any, layer: Layer, real: torch.dtype) -> None:
         c.pos_weight = call.keep(loss.pos_weight[here].to(real).contiguous())
 
 
-def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None) -> tuple[Tensor, bool]:
+def _weight_gradient(
+    x: Tensor, layer: Layer, into: Tensor | None, rows_at_once: bool = False
+) -> tuple[Tensor, bool]:
     """(the buffer that the loop writes, whether it is fresh).
 
     A 16-bit buffer takes the sum over one chunk of rows only: more would be rounded in between.
     """
     real = accumulate_dtype(x.dtype)
-    one_chunk = x.shape[0] <= _CHUNK
+    one_chunk = rows_at_once or x.shape[0] <= _CHUNK
     if into is not None and (into.stride(1) == 1 or into.shape[1] <= 1):
         half = into.dtype in (torch.bfloat16, torch.float16) and real == torch.float32
         if into.dtype == real or (half and one_chunk):
@@ -244,6 +261,11 @@ def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None) -> tuple[Tens
     fresh = torch.empty(layer.weight.shape, dtype=dtype)
     _huge_pages(fresh)
     return fresh, True
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that cost nothing until they are touched, and no OpenMP threads, which a forked child has lost."""
+    return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
 
 
 def _huge_pages(fresh: Tensor) -> None:
@@ -296,4 +318,4 @@ def _tile_starts(labels: int, tile: int, threads: int) -> np.ndarray:
     """The first label of every tile, thread by thread (share_of in csrc/cpu/job.h)."""
     units = -(-labels // _SHARE_UNIT)
     bounds = [min(units * t // threads * _SHARE_UNIT, labels) for t in range(threads)] + [labels]
-    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in itertools.pairwise(bounds)])

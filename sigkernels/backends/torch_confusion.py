@@ -143,9 +143,9 @@ def _columns(
             t,
             steep,
             y,
-            tp=(score * y).sum(0, dtype=wide),
-            s=score.sum(0, dtype=wide),
-            p=y.sum(0, dtype=wide),
+            tp=(score * y).sum(0).to(wide),
+            s=score.sum(0).to(wide),
+            p=y.sum(0).to(wide),
         )
 
 

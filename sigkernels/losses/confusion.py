@@ -69,9 +69,14 @@ class ConfusionLoss(Loss):
         """The metric is about zeros: S and y trade places with 1-S and 1-y."""
         return self.metric in _MIRRORED
 
+    @property
+    def coefficients(self) -> tuple[tuple[int, int, int, int], tuple[int, int, int]]:
+        """Those of tp, s, p and B in the numerator, and of s, p and B in the denominator."""
+        return _FRACTIONS[_MIRRORED.get(self.metric, self.metric)]
+
     def fraction(self, tp: Tensor, s: Tensor, p: Tensor, batch: int, tiny: float) -> tuple[Tensor, Slopes]:
         """The value from the sums of S·y, S and y, and its slopes; 0 where the denominator is."""
-        (a, b, c, d), (e, f, g) = _FRACTIONS[_MIRRORED.get(self.metric, self.metric)]
+        (a, b, c, d), (e, f, g) = self.coefficients
         over, under = a * tp + b * s + c * p + d * batch, e * s + f * p + g * batch
         usable = under.abs() > tiny
         inverse = torch.where(usable, 1 / torch.where(usable, under, 1), 0)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.linalg import lapack
 
 Array = Any  # an array of whichever namespace is in use
 
@@ -63,3 +64,12 @@ def matvec(xp: Any, a: Array, x: Array) -> Array:
 def solve(xp: Any, h: Array, g: Array) -> Array:
     """``h⁻¹ g`` per batch entry: [B, d, d], [B, d] → [B, d]."""
     return xp.linalg.solve(h, g[:, :, None])[:, :, 0]
+
+
+def solve_definite(xp: Any, h: Array, g: Array) -> Array:
+    """``h⁻¹ g`` for one symmetric positive definite matrix [d, d], [d] → [d]: by Cholesky where LAPACK is at hand."""
+    if xp is np:
+        _, x, failed = lapack.dposv(h, g, lower=1)
+        if not failed:
+            return x
+    return xp.linalg.solve(h, g[:, None])[:, 0]

@@ -114,12 +114,10 @@ def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, ta
     """
     lo = np.full(len(which), -math.inf)
     holds = np.zeros(len(which), dtype=bool)
-    step = max(1, 2_000_000 // problem.n)
+    step = max(1 if problem.is_dense else 8, 2_000_000 // problem.n)  # rows of a large DFT are made once per part
     for start in range(0, len(which), step):
         part = slice(start, start + step)
-        logits = x[part] @ problem.matrix.T  # [step, n]
-        if problem.bias is not None:
-            logits += problem.bias
+        logits = problem.logits(x[part])  # [step, n]
         for row, i in enumerate(which[part]):
             at = start + row
             lo[at], holds[at], _ = _witness(problem, sets[int(i)], x[at], target, logits[row])
@@ -141,9 +139,7 @@ def _witness(
     if not np.all(np.isfinite(x)):
         return -math.inf, False, "its witness is not finite"
     if logits is None:
-        logits = problem.matrix @ x
-        if problem.bias is not None:
-            logits = logits + problem.bias
+        logits = problem.logits(x[None, :])[0]
     largest = float(np.max(np.abs(x), initial=0.0))
     inside = 1.0 if largest <= problem.box else problem.box / largest * (1.0 - 8 * U)
 
@@ -167,7 +163,7 @@ def _witness(
         wrong = close[margins[close] < -2.0 * SLOP * error[close]]
         if close.size <= EXACT_ROWS and not wrong.size:
             bias = None if problem.bias is None else problem.bias[close]
-            exact = exact_dots(problem.matrix[close], x, bias)
+            exact = exact_dots(problem.rows(close), x, bias)
             if exact is not None:
                 exact = exact * np.where(np.isin(close, active), 1.0, -1.0)
                 margins[close] = exact - 2 * U * np.abs(exact) - doubt * SLOP
@@ -321,7 +317,7 @@ def _bad_multipliers(problem: Problem, support: ndarray | None, multipliers: nda
 def _signed_rows(problem: Problem, active: ndarray, support: ndarray) -> tuple[ndarray, ndarray | None]:
     sign = np.where(np.isin(support, active), 1.0, -1.0)
     bias = None if problem.bias is None else sign * problem.bias[support]
-    return sign[:, None] * problem.matrix[support], bias
+    return sign[:, None] * problem.rows(support), bias
 
 
 def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> str:

@@ -56,8 +56,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     try:
         return _verify(args)
+    except BrokenPipeError:  # the reader has seen enough; not an error of the input
+        raise
     except (BadFile, ValueError, TypeError, RuntimeError, OSError) as error:
-        print(f"sigkernels verify: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"sigkernels verify: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 

@@ -1,12 +1,12 @@
 """Gordan's alternative in exact rational arithmetic: a simplex method on Python integers.
 
-Over rows a_i (integers: floating-point numbers scaled by powers of two) it solves
+Over rows a_i (floating-point numbers scaled by powers of two, so that nothing is rounded) it solves
 
     min ‖Σ λ_i a_i‖₁   s.t.   Σ λ_i = 1,  λ ≥ 0.
 
 At 0, λ is an exact Gordan vector: no x has all ``a_i·x > 0``. Above 0, the dual solution is an exact x that has.
-The inverse of the basis is kept as integers over one common denominator (Edmonds), so nothing is ever rounded;
-floating point only proposes which column enters.
+The inverse of the basis is kept as integers over one common denominator (Edmonds); floating point only proposes which
+column enters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from numpy import ndarray
 
 MAX_WIDTH = 64  # columns: the integers grow with the determinant of a (d+1) × (d+1) matrix
-ALL_ROWS = 3000
 
 
 class Alternative(NamedTuple):
@@ -39,25 +38,38 @@ def integer_row(row: ndarray) -> tuple[list[int], int]:
 
 
 class _Simplex:
-    def __init__(self, rows: list[list[int]], floats: ndarray):
-        self.rows, self.floats = rows, floats  # floats: the same rows, each scaled to at most 1 in magnitude
-        self.width = len(rows[0])
-        w = self.width
-        first = rows[0]
-        # λ_0 = 1 and, for each column, the one of u_j, v_j that takes up the residual: a basis with determinant ±1.
+    """Columns ``(a_i, 1)`` for the rows, u_j and v_j for the residual; row i is scaled to a maximum in [½, 1)."""
+
+    def __init__(self, signed: ndarray, order: ndarray):
+        self.signed = signed
+        self.width = w = signed.shape[1]
+        self.exponent = np.frexp(np.max(np.abs(signed), axis=1))[1]
+        self.scaled = np.ldexp(signed, -self.exponent[:, None])  # for proposals only: may underflow
+        self.integers: dict[int, list[int]] = {}  # column i times a power of two, [width + 1]
+        self.pool = order[: 2 * w + 10].tolist()  # the columns that are priced at each step
+        start = self.pool[0]
+        first = self.column(start)
+        # λ_start and, for each coordinate, the one of u_j, v_j that takes up the residual.
         self.inverse = [[0] * (w + 1) for _ in range(w + 1)]
         self.basis: list[int] = []  # i ≥ 0: λ_i; -1-j: u_j; -1-w-j: v_j
         for j in range(w):
             sign = -1 if first[j] > 0 else 1
-            self.inverse[j][j] = sign
+            self.inverse[j][j] = sign * first[w]
             self.inverse[j][w] = -sign * first[j]
             self.basis.append(-1 - j if sign > 0 else -1 - w - j)
         self.inverse[w][w] = 1
-        self.basis.append(0)
-        self.denominator = 1
+        self.basis.append(start)
+        self.denominator = first[w]
+
+    def column(self, i: int) -> list[int]:
+        """``(a_i, 1)`` times the power of two that makes it integer [width + 1]."""
+        if i not in self.integers:
+            ints, e = integer_row(self.signed[i])
+            self.integers[i] = [*ints, 1 << (int(self.exponent[i]) - e)]
+        return self.integers[i]
 
     def prices(self) -> list[int]:
-        """The dual vector times the denominator [width+1]."""
+        """The dual vector times the denominator [width + 1]."""
         out = [0] * (self.width + 1)
         for r, b in enumerate(self.basis):
             if b < 0:
@@ -65,24 +77,32 @@ class _Simplex:
                     out[c] += v
         return out
 
-    def value_of(self, prices: list[int], i: int) -> int:
-        """``π·(a_i, 1)`` times the denominator: positive means that λ_i improves the objective."""
-        return sum(p * a for p, a in zip(prices, self.rows[i], strict=False)) + prices[-1]
+    def improves(self, prices: list[int], i: int) -> bool:
+        """Whether λ_i lowers the objective: ``π·(a_i, 1) > 0``."""
+        return sum(p * a for p, a in zip(prices, self.column(i), strict=True)) > 0
 
     def entering(self, prices: list[int], lowest: bool) -> int | None:
         """A column that improves, the lowest-numbered one if asked (Bland), or None at the optimum."""
         w, den = self.width, self.denominator
         basic = set(self.basis)
-        if not lowest:
+        if lowest:
+            rows = (i for i in range(len(self.signed)) if i not in basic and self.improves(prices, i))
+            best = next(rows, None)
+            if best is not None:
+                return best
+        else:
             scale = max(map(abs, prices)) or 1
-            as_float = np.array([p / scale for p in prices])
-            score = self.floats @ as_float
-            for i in np.argsort(-score)[: 2 * w + 10].tolist():
-                if i not in basic and self.value_of(prices, i) > 0:
-                    return i
-        for i in range(len(self.rows)):
-            if i not in basic and self.value_of(prices, i) > 0:
-                return i
+            proposal = np.array([p / scale for p in prices])
+            score = self.scaled @ proposal[:w] + proposal[w]
+            for everything in (False, True):
+                among = np.arange(len(score)) if everything else np.array(self.pool)
+                # Whatever floating point does not clearly rule out is tried exactly, best first.
+                among = among[score[among] > -1e-12 * w]
+                for i in among[np.argsort(-score[among], kind="stable")].tolist():
+                    if i not in basic and self.improves(prices, i):
+                        if everything:
+                            self.pool = sorted({*self.pool, *among[np.argsort(-score[among])[: 2 * w]].tolist()})
+                        return i
         for j in range(w):
             if prices[j] > den and -1 - j not in basic:
                 return -1 - j
@@ -94,10 +114,10 @@ class _Simplex:
         """``B⁻¹`` times the column, times the denominator."""
         w = self.width
         if column >= 0:
-            row = self.rows[column]
-            return [sum(a * b for a, b in zip(inv, row, strict=False)) + inv[w] for inv in self.inverse]
+            mine = self.column(column)
+            return [sum(a * b for a, b in zip(row, mine, strict=True)) for row in self.inverse]
         j = -1 - column
-        return [inv[j] for inv in self.inverse] if j < w else [-inv[j - w] for inv in self.inverse]
+        return [row[j] for row in self.inverse] if j < w else [-row[j - w] for row in self.inverse]
 
     def pivot(self, column: int, lowest: bool) -> bool:
         """Bring this column into the basis; whether the step was degenerate."""
@@ -109,9 +129,8 @@ class _Simplex:
             if s <= 0:
                 continue
             value = self.inverse[r][w]
-            less = best is None or value * best[1] < best[0] * s
-            tie = best is not None and value * best[1] == best[0] * s
-            if less or (tie and lowest and self._order(self.basis[r]) < self._order(self.basis[at])):
+            order = -1 if best is None else value * best[1] - best[0] * s
+            if order < 0 or (order == 0 and lowest and self._number(self.basis[r]) < self._number(self.basis[at])):
                 best, at = (value, s), r
         assert best is not None, "the objective is bounded below by 0"
         pivot, old = step[at], self.denominator
@@ -128,20 +147,23 @@ class _Simplex:
         self.basis[at] = column
         return best[0] == 0
 
-    def _order(self, column: int) -> int:
-        return column if column >= 0 else len(self.rows) - 1 - column
+    def _number(self, column: int) -> int:
+        return column if column >= 0 else len(self.signed) - 1 - column
 
     def solve(self, limit: int) -> Alternative | None:
+        """Pivot until the answer is exact; None when the limit is reached first."""
+        w = self.width
         degenerate = 0
         for _ in range(limit):
-            lowest = degenerate > 2 * self.width  # Bland's rule ends any cycle
-            w = self.width
             if all(b >= 0 or self.inverse[r][w] == 0 for r, b in enumerate(self.basis)):
-                chosen = [(b, self.inverse[r][w]) for r, b in enumerate(self.basis) if b >= 0 and self.inverse[r][w]]
-                chosen.sort()
-                support = np.array([b for b, _ in chosen], dtype=np.int64)
-                return Alternative(None, support, [Fraction(v, self.denominator) for _, v in chosen])
+                chosen = sorted((b, self.inverse[r][w]) for r, b in enumerate(self.basis) if b >= 0)
+                chosen = [(b, v) for b, v in chosen if v]
+                # Column i holds integers r with a_i = r·2^e: λ_i of the integers is λ_i·2^-e of the row itself.
+                exponents = {b: integer_row(self.signed[b])[1] for b, _ in chosen}
+                multipliers = [Fraction(v, self.denominator) * Fraction(2) ** -exponents[b] for b, v in chosen]
+                return Alternative(None, np.array([b for b, _ in chosen], dtype=np.int64), multipliers)
             prices = self.prices()
+            lowest = degenerate > 2 * w  # Bland's rule ends any cycle
             column = self.entering(prices, lowest)
             if column is None:
                 return Alternative([Fraction(-p, self.denominator) for p in prices[:-1]], None, None)
@@ -152,45 +174,10 @@ class _Simplex:
 def gordan_alternative(signed: ndarray, hint: ndarray | None = None) -> Alternative | None:
     """Decide the signed rows ``y_i w_i`` [n, D] exactly, or None when that would take too long.
 
-    ``hint`` [n]: margins at some point. Of many rows only those with small margins are used at first; every other row
-    is then tested at the exact point, and the violated ones join.
+    ``hint`` [n]: margins at some point. The rows with the smallest are tried first. No row may be zero.
     """
-    n, width = signed.shape
+    width = signed.shape[1]
     if width > MAX_WIDTH:
         return None
-    chosen = np.arange(n)
-    if n > ALL_ROWS:
-        order = np.argsort(hint, kind="stable") if hint is not None else chosen
-        chosen = np.sort(order[: 8 * width + 200])
-    for _ in range(20):
-        pairs = [integer_row(signed[i]) for i in chosen]
-        size = np.max(np.abs(signed[chosen]), axis=1, keepdims=True)
-        floats = np.column_stack([signed[chosen] / size, np.zeros(len(chosen))])
-        answer = _Simplex([r for r, _ in pairs], floats).solve(60 * width + 400)
-        if answer is None:
-            return None
-        if answer.multipliers is not None and answer.support is not None:
-            # a_i = signed_i·2^-e, so λ_i of a_i is λ_i·2^-e of the row itself
-            scaled = [m * Fraction(2) ** -pairs[i][1] for m, i in zip(answer.multipliers, answer.support, strict=True)]
-            return Alternative(None, chosen[answer.support], scaled)
-        assert answer.point is not None
-        violated = _violated(signed, answer.point, chosen)
-        if violated.size == 0:
-            return answer
-        chosen = np.union1d(chosen, violated[: 4 * width + 50])
-    return None
-
-
-def _violated(signed: ndarray, point: list[Fraction], known: ndarray) -> ndarray:
-    """The rows without ``a·x > 0`` at this exact point, worst first."""
-    scale = max(map(abs, point)) or Fraction(1)
-    approx = np.array([float(p / scale) for p in point])
-    rest = np.setdiff1d(np.arange(signed.shape[0]), known)
-    values = signed[rest] @ approx
-    error = 1e-13 * (np.abs(signed[rest]) @ np.abs(approx)) + 1e-300
-    bad = values < -error
-    for at in np.flatnonzero(np.abs(values) <= error):
-        exact = sum((Fraction(float(a)) * p for a, p in zip(signed[rest[at]], point, strict=True)), Fraction(0))
-        bad[at] = exact <= 0
-    order = np.argsort(values[bad])
-    return rest[bad][order]
+    order = np.arange(len(signed)) if hint is None else np.argsort(hint, kind="stable")
+    return _Simplex(signed, order).solve(60 * width + 400)

@@ -49,11 +49,8 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
     k = -1
     if isinstance(classifier, DFTHead):
         k, weight = classifier.k, as_numpy("slack_weight", classifier.slack_weight)
-        if weight.shape[0] != classifier.num_labels:
-            raise ValueError(
-                f"this head holds {weight.shape[0]} of {classifier.num_labels} labels: gather its state dict "
-                "into an unsharded DFTHead to verify it"
-            )
+        if weight.shape[0] != classifier.num_labels:  # sharded over a process group: gather it
+            weight = as_numpy("slack_weight", classifier.weight_matrix()[:, 2 * k + 1 :])
         notes.append(
             f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
             "rounded to float32 it would lose the guarantee"

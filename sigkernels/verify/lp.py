@@ -12,6 +12,7 @@ from numpy import ndarray
 
 ROUNDS = 30
 SMALL = 60_000  # entries of a matrix that is given to the solver whole
+MEDIUM = 1_000_000  # … that is given whole when cutting planes have not closed the interval
 TOLERANCE = 1e-10  # HiGHS's own minimum; its default of 1e-7 calls empty regions "optimal"
 
 
@@ -22,6 +23,7 @@ def chebyshev(
     box: float,
     start: ndarray | None = None,  # [d]: a point whose worst rows come first
     gap: float = 1e-9,
+    whole: bool = False,  # give the solver all rows at once
 ) -> tuple[ndarray, ndarray, ndarray] | None:
     """The centre x [d], the support and its multipliers (of unit rows), or None when HiGHS gave nothing usable."""
     from scipy.optimize import linprog
@@ -32,7 +34,7 @@ def chebyshev(
     shift = y * offset if offset is not None else np.zeros(n)
     x = np.zeros(d) if start is None else start
     margins = y * (rows @ x) + shift
-    work = np.full(n, n * d <= SMALL)
+    work = np.full(n, whole or n * d <= SMALL)
     work[np.argpartition(margins, min(n, 3 * d) - 1)[: 3 * d]] = True
     work[active[: 4 * d]] = True
     objective = np.zeros(d + 1)
@@ -99,3 +101,30 @@ def polish(
         lam -= np.linalg.lstsq(tight.T, residual, rcond=None)[0]
     keep = np.asarray(lam > 0)
     return np.clip(wide.astype(np.float64), -box, box), support[keep], lam.astype(np.float64)[keep]
+
+
+def closed(
+    rows: ndarray, offset: ndarray | None, active: ndarray, box: float, x: ndarray, support: ndarray, weights: ndarray
+) -> bool:
+    """Whether the point and the multipliers agree on the radius, as far as float64 can tell."""
+    y = np.full(rows.shape[0], -1.0)
+    y[active] = 1.0
+    shift = np.zeros(rows.shape[0]) if offset is None else y * offset
+    low = float((y * (rows @ x) + shift).min())
+    total = box * np.abs((y[support] * weights) @ rows[support]).sum() + weights @ shift[support]
+    high = float(total / weights.sum()) if len(support) else np.inf
+    return high - low <= 1e-6 * abs(high) + 1e-10
+
+
+def programs(
+    rows: ndarray, offset: ndarray | None, active: ndarray, box: float, start: ndarray | None
+) -> list[tuple[ndarray, ndarray, ndarray]]:
+    """All (point, support, multipliers) worth proving for one set: the solver's own, and sharpened."""
+    out: list[tuple[ndarray, ndarray, ndarray]] = []
+    for whole in (False, True):
+        answer = chebyshev(rows, offset, active, box, start, whole=whole)
+        if answer is not None:
+            out += [answer, polish(rows, offset, active, box, *answer)]
+        if any(closed(rows, offset, active, box, *a) for a in out) or rows.size > MEDIUM or rows.size <= SMALL:
+            break
+    return out

@@ -1,8 +1,8 @@
 """Semismooth Newton on the squared hinge, for many label sets at once.
 
 ``f(x) = ½ Σ_i (1 - a_i·x)₊²`` with ``a_i = y_i w_i/‖w_i‖``. It is piecewise quadratic, so Newton's method ends after
-finitely many steps: either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` has ``Aᵀλ =
--∇f = 0``: Gordan's vector. One run answers both ways.
+finitely many steps: either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` is Gordan's
+vector: ``Aᵀλ = -∇f = 0``. One run answers both ways.
 
 A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and
 the rows with the smallest margins), all rows are priced with one matrix product, and the worst are added.
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, concat, matvec, mT, smallest, solve, to_numpy
+from .arrays import Array, concat, matvec, mT, smallest, solve, solve_definite, to_numpy
 from .cone import Cone, Found
 from .problem import Sets
 
 MAX_STEPS = 200  # of one run; most take 10 to 30
 MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in closed form
 MAX_ROUNDS = 8
-WIDE = 100  # from this width on, sets are solved one at a time
+WIDE = 90  # from this width on, sets are solved one at a time
 LANES = (8, 64)  # sets that are solved together, at least and at most
-GATHERED = 1_000_000
+GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
 LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
 PROX = 1e-10  # of the mean curvature: makes the Hessian definite, and does not move the minimum
 
@@ -120,10 +120,11 @@ def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 
             h = h + xp.matmul(mT(part), part * gone[:, None])
         before = violated
         prox = PROX * float(xp.sum(h * eye)) / rows.shape[1] + 1e-30
-        direction = solve(xp, (h + prox * eye)[None, :, :], g[None, :])[0, :]
-        t = _step_length(xp, s[None, :], (y * xp.matmul(rows, direction))[None, :])
+        direction = solve_definite(xp, h + prox * eye, g)
+        change = y * xp.matmul(rows, direction)
+        t = _step_length(xp, s[None, :], change[None, :])
         x = x + t * direction
-        s = 1.0 - y * xp.matmul(rows, x)
+        s = s - t * change
     return Hinge(x[None, :], s[None, :], (xp.max(s) < enough)[None])
 
 
@@ -155,7 +156,11 @@ def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3)
 def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Iterator[Found]:
     """Weighted ridge, then projections onto the most violated row: finds witnesses of wide regions and nothing else."""
     xp = cone.xp
-    for part in _chunks(cone, sets, which, min(128, 4_000_000 // cone.size)):
+    tried = found = 0
+    for part in _chunks(cone, sets, which, min(32, 4_000_000 // cone.size)):
+        if tried and found * 8 < tried:
+            return  # the small sets, which come first, are the easy ones: the rest is not worth trying
+        tried += len(part)
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
@@ -168,6 +173,7 @@ def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Itera
             done = low > 1e-9 * scale
             if bool(xp.any(done)):
                 at = xp.nonzero(done)[0]
+                found += at.shape[0]
                 yield Found(part[to_numpy(xp.take(left, at))], cone.inputs(xp.take(x, at, axis=0)), [], [])
                 go = xp.nonzero(~done)[0]
                 if go.shape[0] == 0:

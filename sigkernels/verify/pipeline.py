@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -64,6 +65,11 @@ def verify(
         device = str(device)
     xp = namespace(device)
     problem, notes = as_problem(head_or_matrix, bias, tol, box)
+    if not problem.is_dense:
+        notes.append(
+            f"W would have {problem.n * problem.d:,} entries and is not formed: only closed forms were tried, "
+            "so THIN sets may have a larger radius"
+        )
     given = as_sets(label_sets, problem.n)
     sets, inverse = given.distinct()
 
@@ -80,7 +86,7 @@ def verify(
             stage.run(ledger, which)
             decided = len(which) - len(ledger.open())
             stages.append(StageReport(stage.name, len(which), decided, time.perf_counter() - began))
-        if radius:
+        if radius and problem.is_dense:
             began = time.perf_counter()
             ledger.begin("radius")
             which = np.flatnonzero(ledger.yes if problem.bias is None else np.ones(len(sets), dtype=bool))
@@ -100,7 +106,8 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
 
     def screen(find: Callable[..., Iterable[Found]]) -> Callable[[Ledger, np.ndarray], None]:
         def run(ledger: Ledger, which: np.ndarray) -> None:
-            with np.errstate(all="ignore"):
+            # A screen may fail on numbers it cannot handle: what it leaves open goes to the next stage.
+            with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
                 for found in find(unit_rows(), ledger.sets, which):
                     ledger.offer_found(found)
 
@@ -108,6 +115,8 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
 
     if problem.k >= 0:
         yield _Stage("closed form", _closed_form)
+    if not problem.is_dense:
+        return
     if problem.k < 0 and problem.d >= MOTZKIN_WIDTH:
         yield _Stage("motzkin", screen(motzkin))
     yield _Stage("newton", screen(newton if problem.k < 0 else newton_on_all_rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy import ndarray
 from .rounding import SLOP, U, gamma, row_norms
 
 
+@lru_cache(maxsize=2)
 def unit_circle(n: int) -> tuple[ndarray, ndarray]:
     """``cos(2πm/n), sin(2πm/n)`` for m = 0 … n-1, each within ``12u`` of the true value.
 
@@ -29,13 +30,13 @@ def unit_circle(n: int) -> tuple[ndarray, ndarray]:
     return np.where(left, -cos, cos), np.where(m > n - m, -sin, sin)
 
 
-def dft_matrix(n: int, k: int) -> ndarray:
-    """The truncated DFT ``W_dft`` [n, 2k+1] in float64; every entry is within ``DFT_ERROR·√(2/n)`` of the true one."""
+def dft_matrix(n: int, k: int, labels: ndarray | None = None) -> ndarray:
+    """Rows of the truncated DFT ``W_dft`` [n, 2k+1] in float64, each entry within ``DFT_ERROR·√(2/n)`` of the truth."""
     cos, sin = unit_circle(n)
     scale = math.sqrt(2.0 / n)
-    out = np.empty((n, 2 * k + 1))
+    labels = np.arange(n, dtype=np.int64) if labels is None else np.asarray(labels, dtype=np.int64)
+    out = np.empty((len(labels), 2 * k + 1))
     out[:, 0] = math.sqrt(1.0 / n)
-    labels = np.arange(n, dtype=np.int64)
     for j in range(1, k + 1):
         index = (j * labels) % n
         out[:, 2 * j - 1] = scale * cos[index]
@@ -44,6 +45,7 @@ def dft_matrix(n: int, k: int) -> ndarray:
 
 
 DFT_ERROR = 16 * U
+DENSE = 100_000_000  # entries of W up to which the matrix of a DFT head is formed as a whole
 
 
 class Problem:
@@ -71,6 +73,28 @@ class Problem:
         if self.k < 0:
             return self.weight
         return np.ascontiguousarray(np.concatenate([dft_matrix(self.n, self.k), self.weight], axis=1))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether W may be held in memory: always for a plain matrix, which is there already."""
+        return self.k < 0 or self.n * self.d <= DENSE
+
+    def rows(self, labels: ndarray) -> ndarray:
+        """These rows of W [p, d]."""
+        if self.is_dense:
+            return self.matrix[labels]
+        return np.concatenate([dft_matrix(self.n, self.k, labels), self.weight[labels]], axis=1)
+
+    def logits(self, x: ndarray) -> ndarray:
+        """``W x + c`` for inputs [m, d] → [m, n]; a large DFT is made in blocks of labels."""
+        if self.is_dense:
+            out = x @ self.matrix.T
+        else:
+            out = np.empty((len(x), self.n))
+            for start in range(0, self.n, 65_536):
+                labels = np.arange(start, min(self.n, start + 65_536))
+                out[:, labels] = x @ self.rows(labels).T
+        return out if self.bias is None else out + self.bias
 
     @cached_property
     def norms(self) -> tuple[ndarray, ndarray]:

@@ -13,7 +13,7 @@ from numpy import ndarray
 from .certificate import Certificate
 from .exact import MAX_WIDTH, gordan_alternative
 from .ledger import Ledger
-from .lp import chebyshev, polish
+from .lp import programs
 
 
 class Progress:
@@ -69,12 +69,7 @@ def _spread(executor: Executor | None, function: Callable[..., Any], shared: tup
 def _solve_programs(
     rows: ndarray, offset: ndarray | None, box: float, items: list[tuple[int, ndarray, ndarray | None]]
 ) -> list[tuple[int, Any]]:
-    out = []
-    for i, active, start in items:
-        answer = chebyshev(rows, offset, active, box, start)
-        sharper = None if answer is None else polish(rows, offset, active, box, *answer)
-        out.append((i, [a for a in (answer, sharper) if a is not None]))
-    return out
+    return [(i, programs(rows, offset, active, box, start)) for i, active, start in items]
 
 
 def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None, tighten: bool = False) -> None:

@@ -59,9 +59,11 @@ for z, k in CASES:
         seen = root_want.slope > 1e-20
         assert close(root.nu[seen], root_want.nu[seen], 1e-6 if dtype != torch.float64 else 1e-14)
         grad, total = torch.randn_like(rows), torch.randn(len(z), dtype=torch.float64)
-        smallest = 6e-8 if dtype == torch.float16 else 0
         got, back = triton.pullback(grad, rows, root), exact.pullback(grad.double(), wide, root_want)
-        assert close(got, back, tolerance) or (got.double() - back).abs().max() <= smallest
+        # h (g - E[g]) cancels where a row has few labels: the error goes with h g; 6e-8 is float16's smallest number
+        size = torch.nan_to_num(root_want.slope).max() * grad.abs().max()
+        assert torch.equal(got.isnan(), back.isnan())
+        assert torch.nan_to_num(got.double() - back).abs().max() <= tolerance * size + (dtype == torch.float16) * 6e-8
         assert close(triton.spread(rows, root, total), exact.spread(wide, root_want, total), tolerance)
         out = rows.clone()
         triton.spread(out, root, total, out)
@@ -82,14 +84,19 @@ from sigkernels.backends.triton import lml
 kind, arch, warp = sys.argv[1], sys.argv[2], int(sys.argv[3])
 target = GPUTarget(kind, int(arch) if arch.isdigit() else arch, warp)
 names = ("z", "grad", "out", "nus", "slopes", "totals", "n", "k")
-for dtype, pointer in ((torch.float32, "*fp32"), (torch.bfloat16, "*bf16"), (torch.float64, "*fp64")):
-    for step in range(4):
-        signature = dict(zip(names, [pointer] * 3 + ["*fp64"] * 3 + ["i32", "i32"]))
-        constants = lml.constants(step, 100_000, dtype)
-        signature |= {name: "constexpr" for name in constants}
-        source = ASTSource(fn=lml.lml_kernel, signature=signature, constexprs=constants)
-        made = triton.compile(source, target=target, options={"num_warps": 8})
-        assert made.metadata.shared <= 48 * 1024, made.metadata.shared
+steps = (
+    (torch.float32, "*fp32", 1),
+    (torch.bfloat16, "*bf16", 2),
+    (torch.float64, "*fp64", 0),
+    (torch.float32, "*fp32", 3),
+)
+for dtype, pointer, step in steps:
+    signature = dict(zip(names, [pointer] * 3 + ["*fp64"] * 3 + ["i32", "i32"]))
+    constants = lml.constants(step, 100_000, dtype)
+    signature |= {name: "constexpr" for name in constants}
+    source = ASTSource(fn=lml.lml_kernel, signature=signature, constexprs=constants)
+    made = triton.compile(source, target=target, options={"num_warps": 8})
+    assert made.metadata.shared <= 48 * 1024, made.metadata.shared
 print("compiled")
 """
 

@@ -257,8 +257,8 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     check_size(layer)
     batch = x.shape[0]
     if not batch:
-        empty = torch.zeros(1, dtype=torch.int64, device=x.device)
-        return LabelSets._trusted(empty[:0], empty, layer.num_labels)
+        indices, offsets = (torch.zeros(count, dtype=torch.int64, device=x.device) for count in (0, 1))
+        return LabelSets._trusted(indices, offsets, layer.num_labels)
     slack = slack_features(x, layer)
     acc = accumulate_dtype(x.dtype)
     # As torch compares: the threshold is rounded to the dtype of the logits.

@@ -55,7 +55,7 @@ void every_kernel() {
 
     std::vector<Scalar> z(scanned * labels);
     LogitsArgs<K> logits{tile, z.data(), labels};
-    SK_LAUNCH(logits_kernel<K>, dim3(tiles, 1), THREADS, Shared<K>::bytes, nullptr, logits);
+    SK_LAUNCH(logits_kernel<K>, dim3(tiles, 1), THREADS, Shared<K>::bytes_scan, nullptr, logits);
 
     std::vector<int32_t> counts(scanned);
     PredictArgs<K> count{tile, Acc(0), counts.data(), nullptr, nullptr, 0};

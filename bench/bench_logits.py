@@ -1,0 +1,35 @@
+"""Logits ``[B, n]``, against F.linear with the DFT matrix in memory.
+
+    pytest bench/bench_logits.py
+
+The array has to be written either way: a plain layer is a product that torch does as well as anybody.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peers import QUICK, Case, Problem
+
+import sigkernels as sk
+
+CASES = [Case(8921, 80, 50, 64)] if QUICK else [Case(8921, 80, 50, 64), Case(100_000, 50, 64, 64)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("who", ["sigkernels", "eager linear"])
+def test_logits(benchmark, case, who):
+    problem = Problem(case)
+    x, weight = problem.x.detach(), problem.weight.detach()
+    full = torch.cat([problem.dft, weight], 1)
+
+    def ours():
+        return sk.functional.dft_logits(x, weight, case.n, case.k)
+
+    def eager():
+        return F.linear(x, full)
+
+    benchmark.group = f"logits, {case}"
+    benchmark.extra_info.update(who=who, n=case.n, rows=case.rows)
+    benchmark.pedantic(ours if who == "sigkernels" else eager, rounds=15, warmup_rounds=2)

@@ -1,0 +1,37 @@
+"""Labels above a threshold as LabelSets, against linear + comparison + nonzero.
+
+pytest bench/bench_predict.py
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peers import QUICK, Case, Problem, peak_bytes
+
+from sigkernels import ops
+from sigkernels.layer import Layer
+
+CASES = [Case(8921, -1, 50, 64)] if QUICK else [Case(8921, -1, 50, 64), Case(100_000, -1, 64, 64)]
+THRESHOLD = 2.0  # in logits: about 0.5% of the labels
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("who", ["sigkernels", "eager linear + nonzero"])
+def test_predict(benchmark, case, who):
+    problem = Problem(case)
+    x, weight = problem.x.detach(), problem.weight.detach()
+    layer = Layer(weight, None, case.n, -1)
+
+    def ours():
+        return ops.predict(x, layer, THRESHOLD)
+
+    def eager():
+        return (F.linear(x, weight) > THRESHOLD).nonzero(as_tuple=True)
+
+    function = ours if who == "sigkernels" else eager
+    benchmark.group = f"predict, {case}"
+    benchmark.extra_info.update(who=who, n=case.n, rows=case.rows, peak_bytes=peak_bytes(function))
+    with torch.no_grad():
+        benchmark.pedantic(function, rounds=15, warmup_rounds=2)

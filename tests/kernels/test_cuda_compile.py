@@ -1,0 +1,154 @@
+"""The CUDA kernels through nvcc for real architectures: no warning, no spill, ceilings, tensor-core instructions.
+
+And the extension: linked with the static runtime, imported and asked to launch on a machine without a driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from .on_host import load
+from .ptxas import usages
+from .toolchain import CSRC, KERNELS, fingerprint, must, need, run
+
+ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
+# Two blocks of 256 threads on a multiprocessor of 65536 registers; float64 has a block to itself.
+REGISTERS = {"float64": 255}
+DEFAULT_REGISTERS = 128
+# Bytes of shared memory that a block may have on each architecture, and what two blocks share where two are meant to fit.
+SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "sm_120": 99 * 1024}
+
+
+def compile_one(cache: Path, kernel: str, arch: str) -> Path:
+    """One ``.cu`` for one architecture as an object; what ptxas said lies beside it."""
+    out = cache / f"nvcc-{fingerprint(folders=(CSRC / 'cuda', CSRC / 'core'))}"
+    out.mkdir(parents=True, exist_ok=True)
+    result = out / f"{kernel}.{arch}.o"
+    if not result.exists():
+        command = [need("nvcc"), "-std=c++17", "-O3", f"-I{CSRC}", f"-arch={arch}", "-Werror", "all-warnings"]
+        command += ["-Xptxas", "-v,-warn-spills,-Werror", "-Xcompiler", "-fPIC", "-c"]
+        unfinished = out / f"{kernel}.{arch}.unfinished.o"
+        done = must([*command, CSRC / "cuda" / f"{kernel}.cu", "-o", unfinished])
+        result.with_suffix(".txt").write_text(done.stderr)
+        unfinished.rename(result)
+    return result
+
+
+@pytest.fixture(scope="module")
+def compiled(artefacts: Path) -> dict[tuple[str, str], Path]:
+    """Every kernel for sm_80; the fused pass, which uses most of everything, for all architectures."""
+    need("nvcc")
+    wanted = [("fused_loss", arch) for arch in ARCHS] + [(kernel, "sm_80") for kernel in KERNELS[1:]]
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(wanted, pool.map(lambda what: compile_one(artefacts, *what), wanted), strict=True))
+
+
+def test_no_spills_and_registers_below_the_ceiling(compiled):
+    seen = set()
+    for path in compiled.values():
+        for usage in usages(path.with_suffix(".txt").read_text()):
+            seen.add((usage.kernel, usage.dtype, usage.arch))
+            assert usage.spills == 0, usage
+            ceiling = REGISTERS.get(usage.dtype, DEFAULT_REGISTERS)
+            assert usage.kernel != "fused_loss" or usage.registers <= ceiling, usage
+    assert len(seen) == 5 * (len(ARCHS) + len(KERNELS) - 1)  # five dtypes; both passes of predict count as one
+
+
+def test_shared_memory_fits_every_architecture(host_kernels):
+    """A block fits everywhere; two fit on sm_80, sm_90 and sm_100 except in float64."""
+    for dtype in ("float32", "tf32", "bfloat16", "float16", "float64"):
+        for kernel, needed in host_kernels.shared_memory(dtype).items():
+            assert needed <= min(SHARED.values()), (dtype, kernel, needed)
+            if kernel == "fused_loss" and dtype != "float64":
+                assert 2 * (needed + 1024) <= SHARED["sm_80"] + 1024, (dtype, needed)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_tensor_cores_are_used(compiled, arch):
+    """The 16-bit and tf32 kernels multiply on the tensor cores, float32 and float64 do not."""
+    cuobjdump = _disassembler()
+    sass = must([cuobjdump, "-sass", compiled["fused_loss", arch]]).stdout
+    per_kernel = re.split(r"Function : ", sass)[1:]
+    assert len(per_kernel) == 5
+    for body in per_kernel:
+        name = body.split(maxsplit=1)[0]
+        found = set(re.findall(r"HMMA\.\S+", body))
+        if "EngineE1" not in name:
+            assert not found, name
+        elif "__nv_bfloat16" in name:
+            assert any("F32.BF16" in op for op in found), found
+        elif "__half" in name:
+            assert any(op.startswith("HMMA.16816.F32") for op in found), found
+        else:
+            assert any("TF32" in op for op in found), found
+
+
+def _disassembler() -> str:
+    """cuobjdump from the toolkit, or the one that triton brings."""
+    import shutil
+
+    found = shutil.which("cuobjdump")
+    if found is None:
+        triton = pytest.importorskip("triton")
+        brought = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        found = str(brought) if brought.exists() else None
+    if found is None:
+        pytest.skip("cuobjdump is not installed")
+    return found
+
+
+# --- the extension ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def extension(compiled, artefacts: Path) -> Path:
+    """``_cuda`` linked as setup.py links it: the objects, the bindings, the static runtime."""
+    pybind11 = pytest.importorskip("pybind11")
+    told = run([need("nvcc"), "--dryrun", "-c", "x.cu"]).stderr
+    toolkit = Path(re.search(r"^#\$ TOP=(.*)$", told, re.MULTILINE)[1]).resolve()
+    runtime = next(toolkit.glob("**/libcudart_static.a"), None)
+    if runtime is None:
+        pytest.skip("the static CUDA runtime is not installed")
+    out = compiled["fused_loss", "sm_80"].parent
+    module = out / f"_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not module.exists():
+        include = [pybind11.get_include(), sysconfig.get_paths()["include"], CSRC]
+        compiler = [need("g++"), "-std=c++17", "-O0", "-fPIC", *(f"-I{path}" for path in include)]
+        must([*compiler, "-c", CSRC / "cuda" / "bindings.cpp", "-o", out / "bindings.o"])
+        objects = [compiled[kernel, "sm_80"] for kernel in KERNELS]
+        libraries = [f"-L{runtime.parent}", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+        must([need("g++"), "-shared", *objects, out / "bindings.o", *libraries, "-o", module])
+    return module
+
+
+def test_extension_needs_no_driver_to_import(extension):
+    code = f"import sys; sys.path.insert(0, {str(extension.parent)!r}); import _cuda; print(_cuda.TILE, 'torch' in sys.modules)"
+    done = must([sys.executable, "-c", code])
+    assert done.stdout.split() == ["64", "False"]
+    assert "torch" not in must(["ldd", extension]).stdout
+
+
+def test_launch_without_a_driver_says_so(extension):
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        pytest.skip("this machine has a CUDA driver")
+    except OSError:
+        pass
+    cuda = load(extension)
+    assert cuda.device_count() == 0
+    assert "no CUDA driver" in cuda.devices()
+    sizes = dict(batch=1, labels=1, slack=1, rank=0)
+    launch = cuda.Launch(device=0, stream=0, dtype="float32", x=0, weight=0, c=0, u=0, bias=0, **sizes)
+    with pytest.raises(RuntimeError, match="no CUDA driver"):
+        cuda.logits(launch, out=0, out_stride=1)
+    with pytest.raises(cuda.CudaError):
+        cuda.resident_blocks("float32", 0)
+    with pytest.raises(ValueError, match="dtype must be"):
+        cuda.rows_per_group("float8")

@@ -1,0 +1,203 @@
+"""The CPU backend as a guest in a process: threads, fork, instruction sets, caches, memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import sigkernels as sk
+from sigkernels.backends import cpu
+from sigkernels.labels import LabelSets
+from sigkernels.layer import Layer
+
+_C = pytest.importorskip("sigkernels._C")
+
+
+@pytest.fixture
+def problem():
+    torch.manual_seed(0)
+    x = torch.randn(48, 41 + 30)
+    layer = Layer(torch.randn(4000, 30) * 0.3, torch.randn(4000), 4000, 20)
+    sets = LabelSets.from_dense(torch.rand(48, 4000) < 0.01)
+    return x, layer, sets
+
+
+def run(problem):
+    x, layer, sets = problem
+    return cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (True, True, True))
+
+
+@pytest.fixture
+def threads():
+    """Sets torch's number of threads, and puts it back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def same(a, b):
+    return all(torch.equal(left, right) for left, right in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_same_bits_on_every_run(problem, threads, count):
+    threads(count)
+    first = run(problem)
+    for _ in range(5):
+        assert same(run(problem), first)
+
+
+def test_number_of_threads_changes_rounding_only(problem, threads):
+    threads(1)
+    one = run(problem)
+    threads(4)
+    for a, b in zip(run(problem), one, strict=True):
+        assert torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_two_python_threads_at_once(problem):
+    want = run(problem)
+    wrong = []
+
+    def work():
+        for _ in range(10):
+            if not same(run(problem), want):
+                wrong.append(threading.get_ident())
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_the_gil_is_released():
+    """Another Python thread makes progress while one call runs."""
+    x, layer = torch.randn(256, 64), Layer(torch.randn(60_000, 64), None, 60_000, -1)
+    sets = LabelSets.from_lists([[]] * 256, 60_000)
+    seen: list[float] = []
+    stop = threading.Event()
+
+    def tick():
+        while not stop.is_set():
+            seen.append(time.perf_counter())
+            time.sleep(0.001)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    start = time.perf_counter()
+    cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (True, True, False))
+    end = time.perf_counter()
+    stop.set()
+    ticker.join()
+    assert sum(start < t < end for t in seen) >= 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_fork_after_use(problem, threads):
+    threads(2)
+
+    def digest():  # numpy: torch's own parallel operations hang in a forked child
+        return b"".join(t.numpy().tobytes() for t in run(problem))
+
+    want = digest()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, b"same" if digest() == want and digest() == want else b"other")
+        os._exit(0)
+    os.close(writer)
+    deadline = time.monotonic() + 30
+    done = 0
+    while not done and time.monotonic() < deadline:
+        done, _ = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    if not done:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert done, "a call in the forked child did not return"
+    assert os.read(reader, 16) == b"same"
+    os.close(reader)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc")
+def test_no_more_threads_than_torch_has():
+    """In a fresh process: calls with one thread start none, and there is one OpenMP runtime in memory."""
+    script = """
+import os, torch
+import sigkernels as sk
+from sigkernels.backends import cpu
+from sigkernels.labels import LabelSets
+from sigkernels.layer import Layer
+def call():
+    x, layer = torch.randn(64, 40), Layer(torch.randn(5000, 40), None, 5000, -1)
+    cpu.fused_loss(x, layer, LabelSets.from_lists([[]] * 64, 5000), sk.BCE(), 1.0, (True, True, False))
+count = lambda: len(os.listdir("/proc/self/task"))
+torch.set_num_threads(1)
+call()
+one = count()
+torch.set_num_threads(3)
+call()
+runtimes = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line or "libomp" in line}
+print(one, count(), len(runtimes))
+"""
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    out = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    one, three, runtimes = map(int, out.split())
+    assert three - one <= 2
+    assert runtimes == 1
+
+
+def test_every_instruction_set_gives_the_same_answer(problem, monkeypatch):
+    want = run(problem)
+    for name in _C.build_info()["isas_usable"]:
+        monkeypatch.setenv("SIGKERNELS_ISA", name)
+        assert cpu.isa() == name
+        for a, b in zip(run(problem), want, strict=True):
+            assert torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_instruction_set_that_is_not_there_raises(problem, monkeypatch):
+    monkeypatch.setenv("SIGKERNELS_ISA", "mmx")
+    with pytest.raises(ValueError, match=r"SIGKERNELS_ISA=mmx is not an instruction set of this build.*portable"):
+        run(problem)
+    info = _C.build_info()
+    for name in set(info["isas_compiled"]) - set(info["isas_usable"]):
+        monkeypatch.setenv("SIGKERNELS_ISA", name)
+        with pytest.raises(ValueError, match=f"this CPU has no {name} instructions; unset SIGKERNELS_ISA"):
+            run(problem)
+
+
+def test_build_info_says_what_was_built():
+    info = _C.build_info()
+    assert {"compiler", "flags", "isas_compiled", "isas_usable", "has_openmp", "has_cuda"} <= set(info)
+    assert "portable" in info["isas_usable"]
+
+
+def test_plans_are_cached_and_bounded(monkeypatch):
+    monkeypatch.setattr(cpu, "_CACHE_BYTES", 200_000)
+    cpu._cache.clear()
+    x, sets = torch.randn(2, 41), LabelSets.from_lists([[], []], 9000)
+    for n in range(3000, 3030):
+        cpu.logits(x, Layer(torch.empty(n, 0), None, n, 20))
+        assert len(cpu._cache) == 1 or sum(p.nbytes for p in cpu._cache.values()) <= 200_000
+    size = len(cpu._cache)
+    for _ in range(3):
+        cpu.logits(x, Layer(torch.empty(3029, 0), None, 3029, 20))
+    assert 1 <= len(cpu._cache) == size
+    del sets
+
+
+def test_a_plan_for_a_million_labels_is_small():
+    layer = Layer(torch.empty(1_000_000, 0), None, 1_000_000, 80)
+    prepared = cpu._prepare(layer, 1_000_000, 192, 2, torch.float32)
+    assert prepared.nbytes < 8 * 2**20
+    assert prepared.rank < 20
