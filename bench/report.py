@@ -179,7 +179,6 @@ def page(records: list[Record], changes: list[Change], environment: dict[str, An
     plots = _scaling(records)
     if plots:
         parts.append(f"<h2>Scaling with the number of labels</h2><section><div class='plots'>{plots}</div></section>")
-    header = ("", "median", "factor", "throughput", "peak memory", "more")
     groups = by_group(records)
     for suite in dict.fromkeys(record.suite for record in records):
         body = []
@@ -191,10 +190,18 @@ def page(records: list[Record], changes: list[Change], environment: dict[str, An
                 "ours" if m.ours else "bad" if f is not None and f < 1 else ""
                 for m, f in zip(members, factors, strict=True)
             ]
-            lines = [_line(record, members) for record in members]
-            body.append(f"<h3>{html.escape(name)}</h3>" + htmlreport.table(header, lines, marks, text_columns=(3, 5)))
+            body.append(f"<h3>{html.escape(name)}</h3>{_group_table(members, marks)}")
         parts.append(f"<h2>{html.escape(suite)}</h2><section>{''.join(body)}</section>")
     return htmlreport.page("sigkernels benchmarks", parts)
+
+
+def _group_table(members: list[Record], marks: list[str]) -> str:
+    """One group; columns that nobody fills are left out."""
+    header = ("", "median", "factor", "throughput", "peak memory", "more")
+    lines = [_line(record, members) for record in members]
+    used = [i for i in range(len(header)) if any(line[i] for line in lines)]
+    left = [place for place, i in enumerate(used) if header[i] in ("throughput", "more")]
+    return htmlreport.table([header[i] for i in used], [[line[i] for i in used] for line in lines], marks, left)
 
 
 def _about(environment: dict[str, Any], command: str) -> str:

@@ -17,7 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "table and writes a self-contained HTML report.",
     )
     parser.add_argument("--quick", action="store_true", help="under a minute: fewer examples, steps and proofs")
-    parser.add_argument("--epochs", type=int, help="passes over the training examples (default 4; quick: 2)")
+    parser.add_argument("--epochs", type=int, help="passes over the training examples (default 3; quick: 2)")
     parser.add_argument("--width", type=int, default=25, help="bottleneck and slack columns (default 25)")
     parser.add_argument("--sets", type=int, help="test label sets to verify (default 200; quick: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the data")

@@ -24,7 +24,7 @@ class Size(NamedTuple):
     train: int | None
 
 
-FULL = Size(epochs=4, sets=200, train=None)
+FULL = Size(epochs=3, sets=200, train=None)
 QUICK = Size(epochs=2, sets=50, train=40 * BATCH)
 
 
