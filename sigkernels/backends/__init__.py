@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import importlib
 import os
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ def backend(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+@functools.cache
 def by_name(name: str) -> Backend:
     """The module of a backend."""
     module: Any = importlib.import_module(_MODULES[name], __package__)

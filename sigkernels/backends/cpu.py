@@ -244,9 +244,7 @@ def _set_loss(call: _Call, loss: Any, layer: Layer, real: torch.dtype) -> None:
         c.pos_weight = call.keep(loss.pos_weight[here].to(real).contiguous())
 
 
-def _weight_gradient(
-    x: Tensor, layer: Layer, into: Tensor | None, rows_at_once: bool = False
-) -> tuple[Tensor, bool]:
+def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None, rows_at_once: bool = False) -> tuple[Tensor, bool]:
     """(the buffer that the loop writes, whether it is fresh).
 
     A 16-bit buffer takes the sum over one chunk of rows only: more would be rounded in between.

@@ -59,7 +59,9 @@ def _reduce(rows: Tensor, reduction: str, num_labels: int, dtype: torch.dtype) -
     if reduction == "none":
         return rows.to(dtype)
     total = rows.sum()
-    return (total / (rows.shape[0] * num_labels) if reduction == "mean" else total).to(dtype)
+    if reduction == "mean":
+        total /= rows.shape[0] * num_labels
+    return total.to(dtype)
 
 
 def _target_tensors(targets: LabelSets | Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
