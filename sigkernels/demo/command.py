@@ -16,7 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "LinearHead and a DFTHead of the same width; verifies test label sets against each trained layer; prints one "
         "table and writes a self-contained HTML report.",
     )
-    parser.add_argument("--quick", action="store_true", help="under a minute: fewer examples, steps and proofs")
+    parser.add_argument("--quick", action="store_true", help="fewer examples, steps and proofs")
     parser.add_argument("--epochs", type=int, help="passes over the training examples (default 3; quick: 2)")
     parser.add_argument("--width", type=int, default=25, help="bottleneck and slack columns (default 25)")
     parser.add_argument("--sets", type=int, help="test label sets to verify (default 200; quick: 50)")
