@@ -36,7 +36,7 @@ int64_t rows_per_group(DType dtype) {
 }
 
 int64_t resident_blocks(DType dtype, int device) {
-    const DeviceGuard guard(device);
+    const DeviceGuard guard(device, "fused_loss");
     int processors = 0, per_processor = 0;
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
     with_kind(dtype, [&](auto kind) {

@@ -22,9 +22,9 @@ inline void check(cudaError_t error, const char* what) {
 // Makes a device current, and the one before it again at the end.  This module has its own copy of the runtime.
 class DeviceGuard {
   public:
-    explicit DeviceGuard(int device) {
-        check(cudaGetDevice(&before_), "cudaGetDevice");
-        if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
+    DeviceGuard(int device, const char* what) {
+        check(cudaGetDevice(&before_), what);
+        if (device != before_) check(cudaSetDevice(device), what);
         changed_ = device != before_;
     }
     ~DeviceGuard() {
@@ -67,7 +67,7 @@ TileArgs<K> tile_args(const Problem& p) {
 // Launches a kernel whose only argument is a struct; its shared memory is above the 48 KB that need no asking.
 template <class Args>
 void launch(const LaunchOn& on, const char* name, void (*kernel)(Args), dim3 grid, int shared_bytes, const Args& args) {
-    const DeviceGuard guard(on.device);
+    const DeviceGuard guard(on.device, name);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
     SK_LAUNCH(kernel, grid, THREADS, shared_bytes, static_cast<cudaStream_t>(on.stream), args);
     check(cudaGetLastError(), name);

@@ -34,7 +34,7 @@ _TABLE: dict[str, dict[str, tuple[Config, ...]]] = {
         "float64": (Config(32, 16, 4, 2),),
     },
     "fused_loss": {
-        "16-bit": (Config(64, 64, 8, 3), Config(64, 32, 8, 3)),
+        "16-bit": (Config(32, 64, 4, 3), Config(32, 32, 4, 3)),
         "float32": (Config(32, 32, 8, 2),),
         "float64": (Config(16, 16, 8, 2),),
     },
@@ -50,6 +50,11 @@ _TABLE: dict[str, dict[str, tuple[Config, ...]]] = {
     },
 }
 _HIP_STAGES = 2  # AMD's compiler pipelines through registers: a third stage only spills
+_HIP_TABLE = {  # where 64 lanes to a warp ask for another shape
+    ("fused_loss", "16-bit"): (Config(64, 64, 8, 2), Config(64, 32, 8, 2)),
+    ("fused_loss", "float32"): (Config(64, 32, 8, 2),),
+    ("fused_loss", "float64"): (Config(32, 16, 8, 2),),
+}
 
 
 def candidates(platform: str, dtype: torch.dtype, kernel: str) -> tuple[Config, ...]:
@@ -57,6 +62,7 @@ def candidates(platform: str, dtype: torch.dtype, kernel: str) -> tuple[Config, 
     kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16-bit")
     table = _TABLE[kernel][kind]
     if platform == "hip":
+        table = _HIP_TABLE.get((kernel, kind), table)
         table = tuple(config._replace(num_stages=min(config.num_stages, _HIP_STAGES)) for config in table)
     return table
 

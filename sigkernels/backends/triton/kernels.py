@@ -5,8 +5,6 @@
 Nothing is chosen here: block sizes and precision are constants of the launch (``configs.py``).
 """
 
-# A kernel is no Python: `if` on a constant chooses code, and a constant stands left in a comparison.
-
 from __future__ import annotations
 
 import triton
