@@ -70,7 +70,7 @@ def test_debian_deps_is_what_it_says(debian):
     assert int(debian.labels.sizes.min()) == 1
     assert debian.labels.indices.numel() == 244_834
     counts = torch.bincount(debian.labels.indices, minlength=11_732)
-    assert (counts >= 3).double().mean() > 0.99  # rare labels went before the largest examples did
+    assert (counts >= 3).double().mean() > 0.98  # rare labels went before the largest examples did
     assert list(debian.label_names) == sorted(debian.label_names)
 
 
