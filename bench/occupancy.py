@@ -94,7 +94,7 @@ def resident(nvcc: str, found: list[Usage]) -> list[tuple[int, int]]:
         source.write_text(PROGRAM)
         program = source.with_suffix("")
         include = [f"-I{CSRC}", f"-I{CSRC / 'cuda'}"]
-        subprocess.run([nvcc, "-std=c++17", *include, str(source), "-o", str(program)], check=True)
+        subprocess.run([nvcc, "-std=c++17", "-arch=sm_80", *include, str(source), "-o", str(program)], check=True)
         lines = []
         for usage in found:
             number = int(usage.arch.removeprefix("sm_"))
