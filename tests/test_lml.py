@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -341,3 +342,13 @@ def test_published_bracket_misses_the_root():
     lowest = -z.topk(k + 1).values[0, k - 1] - 7
     assert torch.sigmoid(z + lowest).sum().item() == pytest.approx(18.2, abs=0.1)  # the least it can reach
     assert lml(z, k).double().sum().item() == pytest.approx(k, rel=1e-6)
+
+
+def test_a_forced_backend_without_a_kernel_raises(monkeypatch):
+    lml_op = sys.modules["sigkernels.ops.lml"]  # `sigkernels.ops.lml` is the function
+    monkeypatch.setattr(lml_op, "select", lambda z: "cuda")
+    monkeypatch.setattr(lml_op, "forced_name", lambda: "cuda")
+    with pytest.raises(RuntimeError, match=r"LML has no CUDA C.. kernel; use 'triton' or 'torch'"):
+        sk.functional.lml(torch.randn(2, 9), 3)
+    monkeypatch.setattr(lml_op, "forced_name", lambda: "auto")
+    assert sk.functional.lml(torch.randn(2, 9), 3).shape == (2, 9)

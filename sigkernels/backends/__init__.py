@@ -19,7 +19,16 @@ from torch import Tensor
 
 from .interface import Backend, LossResult
 
-__all__ = ["Backend", "LossResult", "available_backends", "backend", "backend_status", "by_name", "select"]
+__all__ = [
+    "Backend",
+    "LossResult",
+    "available_backends",
+    "backend",
+    "backend_status",
+    "by_name",
+    "forced_name",
+    "select",
+]
 
 _MODULES = {"cpu": ".cpu", "cuda": ".cuda", "triton": ".triton", "torch": ".torch_tiled"}
 _AUTO = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}  # device type → kernels in order of preference
@@ -54,12 +63,18 @@ def by_name(name: str) -> Backend:
     return module
 
 
+def forced_name() -> str:
+    """The backend that a ``with`` block or the environment asks for, or ``"auto"``."""
+    name = _forced.get()
+    if name is None:
+        name = os.environ.get("SIGKERNELS_BACKEND", "auto")
+        _require(name, "SIGKERNELS_BACKEND")
+    return name
+
+
 def select(x: Tensor, loss: Any = None) -> str:
     """The name of the backend for this tensor, and for this loss where one is given."""
-    forced = _forced.get()
-    if forced is None:
-        forced = os.environ.get("SIGKERNELS_BACKEND", "auto")
-        _require(forced, "SIGKERNELS_BACKEND")
+    forced = forced_name()
     if forced != "auto":
         reason = _why_not(forced, x, loss)
         if reason is not None:

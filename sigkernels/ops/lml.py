@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backends import by_name, select
+from ..backends import by_name, forced_name, select
 from ..backends.interface import accumulate_dtype, sum_dtype
 from ..backends.torch_lml import Root
 from ..edge import check_reduction
@@ -44,6 +44,8 @@ def _kernels(z: Tensor) -> Any:
     """The backend's four functions for this tensor: solve, project, pullback, spread."""
     name = select(z)
     if name == "cuda":  # LML on a GPU is written once, in Triton
+        if forced_name() == "cuda":
+            raise RuntimeError("backend 'cuda' was asked for, but LML has no CUDA C++ kernel; use 'triton' or 'torch'")
         name = "triton" if by_name("triton").available() is None else "torch"
     return importlib.import_module(f"sigkernels.backends.{_MODULES[name]}")
 
