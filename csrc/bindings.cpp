@@ -165,9 +165,6 @@ PYBIND11_MODULE(_C, m) {
         const sk::Kernels& kernels = sk::choose_isa(name);
         return py::make_tuple(kernels.name, kernels.vector_bytes);
     }, "(name, bytes of a vector) of the instruction set that a call with this name would use.");
-    m.def("advise_huge_pages", [](uintptr_t data, size_t bytes) {
-        sk::advise_huge_pages(reinterpret_cast<void*>(data), bytes);
-    });
     sk::bind_lml(m);
     m.def("build_info", &build_info, "Compiler, flags, instruction sets, OpenMP and CUDA of this build.");
 }

@@ -4,7 +4,7 @@ Three nouns: a **head** (``DFTHead``, ``LinearHead``) owns a classifier matrix, 
 label sets, a **loss** (``BCE``, …) says what is measured.
 """
 
-from . import datasets, functional, metrics
+from . import datasets, functional, metrics, signs
 from .backends import available_backends, backend, backend_status
 from .dft import dft_matrix
 from .estimator import MultiLabelClassifier
@@ -42,6 +42,7 @@ __all__ = [
     "dft_matrix",
     "functional",
     "metrics",
+    "signs",
     "suggest",
     "swap_output_layer",
     "verify",

@@ -289,7 +289,7 @@ def test_views_are_read_in_place(isa, s):
 
 
 def test_large_gradients_are_written_completely(isa):
-    """Large enough for huge pages."""
+    """Larger than every cache."""
     x, layer, sets = make(80_001, -1, 43, 3, torch.float32)
     got = cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (True, True, False))
     into = torch.zeros_like(layer.weight)

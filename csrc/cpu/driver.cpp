@@ -8,9 +8,6 @@
 #include <stdexcept>
 #include <thread>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 #ifndef _WIN32
 #include <pthread.h>
 #endif
@@ -271,17 +268,6 @@ void Found::write(int64_t rows, int64_t* offsets, int64_t* indices) const {
             const Hit& hit = lists[i].data[j];
             indices[next[static_cast<size_t>(first_row[i] + hit.row)]++] = hit.label;
         }
-}
-
-void advise_huge_pages(void* data, size_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    constexpr uintptr_t kHuge = 2 << 20;
-    const uintptr_t start = (reinterpret_cast<uintptr_t>(data) + kHuge - 1) / kHuge * kHuge;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHuge * kHuge;
-    if (end > start) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
-#else
-    (void)data, (void)bytes;
-#endif
 }
 
 }  // namespace sk

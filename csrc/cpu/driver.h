@@ -42,7 +42,5 @@ struct Outputs {
 };
 void run_job(const Kernels& kernels, Job job, int64_t chunk, const Outputs& outputs);
 
-// Asks for huge pages under a large fresh buffer: its page faults would cost more than filling it.
-void advise_huge_pages(void* data, size_t bytes);
 
 }  // namespace sk

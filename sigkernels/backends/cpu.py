@@ -41,7 +41,6 @@ _CHUNK = 256  # rows that a tile holds at a time
 _SHARE_UNIT = 12  # labels: threads split the labels in these units (kShareUnit in csrc/cpu/job.h)
 _TILE_BYTES = 256 * 1024  # of weight and logits that a tile keeps in the second-level cache
 _SMALL = 200_000  # multiplications below which a second thread costs more than it brings
-_HUGE = 4 * 2**20  # bytes of a fresh gradient from which huge pages are asked for
 _CACHE_BYTES = 64 * 2**20
 
 
@@ -134,7 +133,6 @@ def logits(x: Tensor, layer: Layer) -> Tensor:
     out = torch.empty(x.shape[0], layer.num_rows, dtype=x.dtype)
     if out.numel():
         call = _Call(x, layer, _LOGITS)
-        _huge_pages(out)
         call.c.out, call.c.out_stride = out.data_ptr(), out.stride(0)
         call.run()
     return out
@@ -257,19 +255,12 @@ def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None, rows_at_once:
             return into, False
     dtype = gradient_dtype(x.dtype) if one_chunk and into is None else real
     fresh = torch.empty(layer.weight.shape, dtype=dtype)
-    _huge_pages(fresh)
     return fresh, True
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that cost nothing until they are touched, and no OpenMP threads, which a forked child has lost."""
     return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
-
-
-def _huge_pages(fresh: Tensor) -> None:
-    size = fresh.numel() * fresh.itemsize
-    if size >= _HUGE:
-        _C.advise_huge_pages(fresh.data_ptr(), size)
 
 
 class _Prepared(NamedTuple):
