@@ -81,28 +81,38 @@ PYBIND11_MODULE(_C, m) {
 
     py::class_<Call> call(m, "Call", "One call of the tile loop: sizes, strides and pointers (csrc/cpu/job.h).");
     call.def(py::init<>());
-    call.def_readwrite("chunk", &Call::chunk);
-    call.def_property(
-        "consumer", [](const Call& c) { return static_cast<int>(c.job.consumer); },
-        [](Call& c, int v) { c.job.consumer = static_cast<sk::Consumer>(v); });
+    call.def_property_readonly("threads", [](const Call& c) { return c.job.threads; });
+    // What every call sets, together: one crossing from Python and not twenty.
+    call.def("shape", [](Call& c, int consumer, int dtype, int threads, int tile, int64_t chunk, int64_t rows,
+                         int64_t labels, int64_t slack, int64_t label_start, int k) {
+        c.job.consumer = static_cast<sk::Consumer>(consumer), c.job.dtype = static_cast<sk::Dtype>(dtype);
+        c.job.threads = threads, c.job.tile = tile, c.chunk = chunk;
+        c.job.rows = rows, c.job.labels = labels, c.job.slack = slack, c.job.label_start = label_start, c.job.k = k;
+    });
+    call.def("inputs", [](Call& c, uintptr_t x, int64_t x_stride, uintptr_t weight, int64_t weight_stride) {
+        c.job.x = reinterpret_cast<const void*>(x), c.job.x_stride = x_stride;
+        c.job.weight = reinterpret_cast<const void*>(weight), c.job.weight_stride = weight_stride;
+    });
+    call.def("plan", [](Call& c, int rank, int even_rank, uintptr_t u, uintptr_t v_even, uintptr_t v_odd,
+                        uintptr_t cos, uintptr_t sin) {
+        c.job.rank = rank, c.job.even_rank = even_rank, c.job.u = reinterpret_cast<const void*>(u);
+        c.job.v_even = reinterpret_cast<const void*>(v_even), c.job.v_odd = reinterpret_cast<const void*>(v_odd);
+        c.job.cos = reinterpret_cast<const void*>(cos), c.job.sin = reinterpret_cast<const void*>(sin);
+    });
     call.def_property(
         "top_values", [](const Call& c) { return reinterpret_cast<uintptr_t>(c.outputs.top_values); },
         [](Call& c, uintptr_t p) { c.outputs.top_values = reinterpret_cast<void*>(p); });
     call.def_property(
         "top_labels", [](const Call& c) { return reinterpret_cast<uintptr_t>(c.outputs.top_labels); },
         [](Call& c, uintptr_t p) { c.outputs.top_labels = reinterpret_cast<int64_t*>(p); });
-    dtype(call, "dtype", &sk::Job::dtype);
     dtype(call, "dense_dtype", &sk::Job::dense_dtype);
     dtype(call, "grad_weight_dtype", &sk::Job::grad_weight_dtype);
 #define SK_VALUE(name) value(call, #name, &sk::Job::name)
 #define SK_POINTER(name) pointer(call, #name, &sk::Job::name)
 #define SK_LOSS(name) loss_value(call, #name, &sk::LossParams::name)
-    SK_VALUE(threads), SK_VALUE(tile), SK_VALUE(rows), SK_VALUE(labels), SK_VALUE(slack), SK_VALUE(label_start);
-    SK_VALUE(k), SK_VALUE(rank), SK_VALUE(even_rank), SK_VALUE(x_stride), SK_VALUE(weight_stride);
-    SK_VALUE(dense_stride), SK_VALUE(dense_step), SK_VALUE(needs_x), SK_VALUE(needs_weight), SK_VALUE(needs_bias);
+    SK_VALUE(scale_of_all), SK_VALUE(dense_stride), SK_VALUE(dense_step), SK_VALUE(needs_x), SK_VALUE(needs_weight), SK_VALUE(needs_bias);
     SK_VALUE(accumulate), SK_VALUE(grad_weight_stride), SK_VALUE(out_stride), SK_VALUE(keep), SK_VALUE(threshold);
-    SK_POINTER(x), SK_POINTER(weight), SK_POINTER(bias), SK_POINTER(u), SK_POINTER(v_even), SK_POINTER(v_odd);
-    SK_POINTER(cos), SK_POINTER(sin), SK_POINTER(label_weight), SK_POINTER(pos_weight), SK_POINTER(row_scale);
+    SK_POINTER(bias), SK_POINTER(label_weight), SK_POINTER(pos_weight), SK_POINTER(row_scale);
     SK_POINTER(indices), SK_POINTER(offsets), SK_POINTER(dense), SK_POINTER(row_loss), SK_POINTER(grad_x);
     SK_POINTER(grad_weight), SK_POINTER(grad_bias), SK_POINTER(out);
     SK_LOSS(label_smoothing), SK_LOSS(gamma_pos), SK_LOSS(gamma_neg), SK_LOSS(alpha_pos), SK_LOSS(alpha_neg);
@@ -145,8 +155,11 @@ PYBIND11_MODULE(_C, m) {
             const sk::Kernels& kernels = sk::choose_isa(isa);
             py::gil_scoped_release release;
             sk::run_job(kernels, c.job, c.chunk, c.outputs);
+            double total = 0;
+            for (int64_t row = 0; c.job.row_loss && row < c.job.rows; ++row) total += c.job.row_loss[row];
+            return total;
         },
-        py::arg("call"), py::arg("isa") = "");
+        py::arg("call"), py::arg("isa") = "", "Runs the call; returns the sum of the rows' losses, 0 without a loss.");
     m.def(
         "predict",
         [](const Call& c, const std::string& isa) {

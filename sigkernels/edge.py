@@ -92,21 +92,25 @@ def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     if x.ndim < 1 or x.shape[-1] != width:
         parts = f"2k+1+s = {layer.dft_columns} + {layer.weight.shape[1]} = {width}" if layer.k >= 0 else str(width)
         raise ValueError(f"the last dimension of x must be {parts}, got shape {tuple(x.shape)}")
-    tensors = {"x": x, weight_name: layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
-    for name, tensor in tensors.items():
+    weight, bias = layer.weight, layer.bias
+    for name, tensor in ((weight_name, weight), ("x", x), ("bias", bias)):
+        if tensor is None:
+            continue
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
         if tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device} and x on {x.device}; move both to one device")
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device_type)
-        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    if len({tensor.dtype for tensor in tensors.values()}) > 1:
-        have = ", ".join(f"{name} {tensor.dtype}" for name, tensor in tensors.items())
+    rows = x
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        rows, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        layer = layer._replace(weight=weight, bias=bias)
+    if weight.dtype != rows.dtype or (bias is not None and bias.dtype != rows.dtype):
+        have = f"x {rows.dtype}, {weight_name} {weight.dtype}" + ("" if bias is None else f", bias {bias.dtype}")
         raise TypeError(f"all inputs must have one dtype, got {have}; convert with .to(dtype) or use torch.autocast")
-    rows = tensors["x"].unsqueeze(0).flatten(0, -2)  # keeps the batch size symbolic under torch.export
-    return rows, layer._replace(weight=tensors[weight_name], bias=tensors.get("bias"))
+    if x.ndim != 2:
+        rows = rows.unsqueeze(0).flatten(0, -2)  # keeps the batch size symbolic under torch.export
+    return rows, layer
 
 
 def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:

@@ -76,8 +76,8 @@ def check_loss(x, layer, targets, loss, *, slack=1.0):
     got = cpu.fused_loss(x, layer, targets, loss, scale.to(real), needs)
     want = truth(x, layer, targets, loss, scale)
     eager = truth(x, layer, targets, loss, scale, x.dtype)
-    floor = {torch.float64: 4e-15, torch.float32: 8e-7, torch.bfloat16: 4e-3, torch.float16: 4e-4}[x.dtype]
-    for name, a, b, e in zip(("rows", "grad_x", "grad_weight", "grad_bias"), got, want, eager, strict=True):
+    floor = {torch.float64: 4e-15, torch.float32: 4.8e-7, torch.bfloat16: 4e-3, torch.float16: 4e-4}[x.dtype]
+    for name, a, b, e in zip(("rows", "grad_x", "grad_weight", "grad_bias"), got[:4], want, eager, strict=True):
         if b is None:
             assert a is None
             continue
@@ -130,7 +130,7 @@ def test_dense_targets_of_any_dtype_and_stride(isa, dtype):
     y = torch.rand(90, 12) < 0.3
     want = cpu.fused_loss(x, layer, y.T.float().contiguous(), sk.BCE(), 1.0, (True, True, True))
     got = cpu.fused_loss(x, layer, y.to(dtype).T, sk.BCE(), 1.0, (True, True, True))
-    for a, b in zip(got, want, strict=True):
+    for a, b in zip(got[:4], want[:4], strict=True):
         assert torch.equal(a, b)
 
 
@@ -138,7 +138,7 @@ def test_sets_and_dense_zeros_and_ones_agree(isa):
     x, layer, sets = make(400, 6, 11, 20, torch.float32)
     a = cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (True, True, True))
     b = cpu.fused_loss(x, layer, sets.to_dense(), sk.BCE(), 1.0, (True, True, True))
-    for left, right in zip(a, b, strict=True):
+    for left, right in zip(a[:4], b[:4], strict=True):
         assert error(left, right) < 1e-6
 
 
@@ -148,7 +148,7 @@ def test_logits(isa, dtype, shape):
     x, layer, _ = make(*shape, dtype)
     wide = Layer(layer.weight.double(), layer.bias.double(), *layer[2:])
     want, got = reference.logits(x.double(), wide), cpu.logits(x, layer)
-    floor = {torch.float64: 4e-15, torch.float32: 8e-7, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+    floor = {torch.float64: 4e-15, torch.float32: 4.8e-7, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
     assert got.dtype == dtype
     assert error(got, want) <= max(floor, error(reference.logits(x, layer), want))
 
@@ -250,7 +250,7 @@ def test_only_what_is_needed_is_made(isa, needs):
     full = cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (True, True, True))
     got = cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, tuple(map(bool, needs)))
     assert torch.equal(got.rows, full.rows)
-    for need, a, b in zip(needs, got[1:], full[1:], strict=True):
+    for need, a, b in zip(needs, got.gradients, full.gradients, strict=True):
         assert (a is None) if not need else torch.equal(a, b)
 
 
@@ -284,7 +284,7 @@ def test_views_are_read_in_place(isa, s):
         (wide[:, 4 : 4 + x.shape[1]], view),
         (x.T.contiguous().T, Layer(layer.weight.T.contiguous().T, layer.bias, 140, 3)),
     ]:
-        for a, b in zip(cpu.fused_loss(xs, ws, sets, sk.BCE(), 1.0, (True, True, True)), want, strict=True):
+        for a, b in zip(cpu.fused_loss(xs, ws, sets, sk.BCE(), 1.0, (True, True, True))[:4], want[:4], strict=True):
             assert torch.equal(a, b)
 
 

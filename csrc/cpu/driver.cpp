@@ -206,7 +206,11 @@ struct PhaseCall {
 
 void run_phase(const Kernels& kernels, const Job& job, Phase phase) {
     PhaseCall call{kernels, job, phase};
-    parallel(job.threads, [](void* c, int thread) {
+    // Before and after the tiles the panels of rows are shared out; there may be fewer of them than threads.
+    const int64_t lanes = 2 * kernels.vector_bytes / (job.dtype == Dtype::f64 ? 8 : 4);
+    const int64_t panels = (job.rows + lanes - 1) / lanes;
+    const int workers = phase == Phase::tiles ? job.threads : static_cast<int>(std::min<int64_t>(job.threads, panels));
+    parallel(workers, [](void* c, int thread) {
         const auto* call = static_cast<const PhaseCall*>(c);
         call->kernels.run(call->job, call->phase, thread);
     }, &call);

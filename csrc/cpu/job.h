@@ -72,7 +72,8 @@ struct Job {
     LossParams loss;
     const void* label_weight = nullptr;  // C [m]
     const void* pos_weight = nullptr;    // C [m]
-    const void* row_scale = nullptr;     // C [R], multiplies the gradients
+    const void* row_scale = nullptr;     // C [R], multiplies the gradients; without it scale_of_all does
+    double scale_of_all = 1;
     const int64_t* indices = nullptr;    // sparse targets: global labels, sorted within a row
     const int64_t* offsets = nullptr;    // [R + 1]
     const void* dense = nullptr;         // dense targets [R, m]

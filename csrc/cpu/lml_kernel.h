@@ -12,7 +12,7 @@ struct LmlRow {
     using M = VecMath<C>;
     using V = typename Simd<C>::V;
     using I = typename Simd<C>::I;
-    using Int = typename Simd<C>::Int;
+    using Int = typename Format<C>::Int;
     static constexpr int L = Simd<C>::kLanes;
     static constexpr int kBlock = 32;  // vectors that are added up in C before they go into a double
     static constexpr C kInf = static_cast<C>(__builtin_inf());

@@ -78,27 +78,34 @@ struct PanelLoss {
         }
     }
 
+    // N vectors of logits: the vectors of a label alternate.
+    template <int N, bool Grad>
+    static SK_INLINE void bce_negative(C* at, V (&q)[2], V (&linear)[2]) {
+        const V zero{}, one = M::splat(1);
+        V e[N];
+        SK_EACH(i, N) e[i] = -M::abs(load<V>(at + i * L));
+        M::exp_neg(e);
+        SK_EACH(i, N) q[i % 2] = (q[i % 2] + e[i]) + q[i % 2] * e[i];
+        SK_EACH(i, N) {
+            const V x = load<V>(at + i * L);
+            linear[i % 2] += x > zero ? x : zero;
+            if (Grad) store(at + i * L, (x < zero ? e[i] : one) / (e[i] + one));
+        }
+    }
+
     // All labels negative, no weights: softplus(z) = max(z, 0) + log(1 + e), and the logs of kRun labels are one log of
     // the product of their (1 + e), carried as q = product - 1 so that small e are not lost.
     template <bool Grad>
     void bce_negatives() const {
         constexpr int kRun = 48;  // 2^48 is far from overflow
-        const V zero{}, one = M::splat(1);
+        const V zero{};
         V sums[2] = {zero, zero};
         for (int64_t start = 0; start < count; start += kRun) {
             const int64_t stop = start + kRun < count ? start + kRun : count;
             V q[2] = {zero, zero}, linear[2] = {zero, zero};
-            for (int64_t t = start; t < stop; ++t) {
-#pragma GCC unroll 2
-                for (int v = 0; v < 2; ++v) {
-                    C* at = z + t * PW + v * L;
-                    const V x = load<V>(at);
-                    const V e = M::exp_neg(-M::abs(x));
-                    q[v] = (q[v] + e) + q[v] * e;
-                    linear[v] += x > zero ? x : zero;
-                    if (Grad) store(at, (x < zero ? e : one) / (e + one));
-                }
-            }
+            int64_t t = start;
+            for (; t + 2 <= stop; t += 2) bce_negative<4, Grad>(z + t * PW, q, linear);
+            if (t < stop) bce_negative<2, Grad>(z + t * PW, q, linear);
             for (int v = 0; v < 2; ++v) sums[v] += linear[v] + M::log1p(q[v]);
         }
         add_loss(sums);

@@ -10,6 +10,10 @@
 namespace sk {
 namespace {
 
+// Products add up at most this many terms in one go: a long sum in one register loses digits, and as much of a panel
+// fits in the first-level cache.
+constexpr int64_t kDepth = 128;
+
 struct Bump {
     char* at;
     template <class T>
@@ -45,13 +49,28 @@ SK_INLINE bool narrows_grad_weight(const Job& job) {
     return job.needs_weight && job.grad_weight_dtype != (sizeof(C) == 8 ? Dtype::f64 : Dtype::f32);
 }
 
+// The first slack column of a vector of by_slack: the last vector ends with the last column and may overlap the one
+// before it, so that gradients are written in whole vectors.
+template <class C>
+SK_INLINE int64_t slack_column(const Job& job, int64_t vector) {
+    constexpr int64_t L = Simd<C>::kLanes;
+    const int64_t last = job.slack > L ? job.slack - L : 0;
+    return vector * L < last ? vector * L : last;
+}
+
+// The gradient is added to what is there already, by the kernel itself.
+template <class C>
+SK_INLINE bool adds_grad_weight(const Job& job) {
+    return job.accumulate && !narrows_grad_weight<C>(job);
+}
+
 // The input, transposed into panels; read by all threads.
 template <class C>
 struct Shared {
     C* slack;    // [P][s][PW]
     C* even;     // [P][k+1][PW]  x_0 and the cosines
     C* odd;      // [P][k][PW]    the sines
-    C* by_slack; // [SP][R][PW]   x_s * row_scale, slack columns in the lanes
+    C* by_slack; // [SP][R][PW]   x_s * row_scale, slack columns in the lanes (slack_column)
     C* scale;    // [P][PW]       row_scale
     char* end;
 

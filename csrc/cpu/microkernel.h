@@ -51,18 +51,19 @@ struct Block {
 #pragma GCC unroll 1
         for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride) step(a, a_row, b);
     }
-    SK_INLINE void write(C* out, int64_t stride) const {
+    // Vectors of a row are `step` apart in memory.
+    SK_INLINE void write(C* out, int64_t stride, int64_t step = L) const {
 #pragma GCC unroll 32
         for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) store(out + i * stride + v * L, acc[i][v]);
+            for (int v = 0; v < NV; ++v) store(out + i * stride + v * step, acc[i][v]);
     }
-    SK_INLINE void add_to(C* out, int64_t stride) const {
+    SK_INLINE void add_to(C* out, int64_t stride, int64_t step = L) const {
 #pragma GCC unroll 32
         for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) {
-                C* p = out + i * stride + v * L;
+                C* p = out + i * stride + v * step;
                 store(p, load<V>(p) + acc[i][v]);
             }
     }

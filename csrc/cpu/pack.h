@@ -6,17 +6,17 @@
 namespace sk {
 namespace {
 
-// Panels [first, last) of a thread.
+// Panels [first, last) of a thread; threads beyond their number get none (driver.cpp does not start them).
 template <class C>
 SK_INLINE void panel_share(const Job& job, int thread, int64_t& first, int64_t& last) {
-    const int64_t panels = panels_of<C>(job.rows);
-    first = panels * thread / job.threads;
-    last = panels * (thread + 1) / job.threads;
+    const int64_t panels = panels_of<C>(job.rows), workers = panels < job.threads ? panels : job.threads;
+    first = panels * thread / workers;
+    last = panels * (thread + 1) / workers;
 }
 
 template <class C>
 void pack_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
-    constexpr int PW = kPanel<C>;
+    constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
     const int64_t s = job.slack, dft = job.k >= 0 ? 2 * job.k + 1 : 0;
     C* slack = shared.slack + panel * s * PW;
     C* even = shared.even + panel * (job.k + 1) * PW;
@@ -36,7 +36,7 @@ void pack_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
             }
             continue;
         }
-        const C sc = row_scale ? row_scale[row] : C(1);
+        const C sc = row_scale ? row_scale[row] : static_cast<C>(job.scale_of_all);
         scale[lane] = sc;
         with_storage<C>(job.dtype, job.x, [&](auto* x) {
             x += row * job.x_stride;
@@ -50,11 +50,13 @@ void pack_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
             x += dft;
             for (int64_t j = 0; j < s; ++j) slack[j * PW + lane] = widen<C>(x[j]);
             if (!job.needs_weight) return;
-            for (int64_t sp = 0; sp < slack_panels; ++sp) {
-                C* out = shared.by_slack + (sp * job.rows + row) * PW;
-                const int64_t count = s - sp * PW < PW ? s - sp * PW : PW;
-                for (int64_t j = 0; j < count; ++j) out[j] = widen<C>(x[sp * PW + j]) * sc;
-                for (int64_t j = count; j < PW; ++j) out[j] = 0;
+            for (int64_t v = 0; v < 2 * slack_panels; ++v) {
+                C* out = shared.by_slack + (v / 2 * job.rows + row) * PW + v % 2 * L;
+                const int64_t first = slack_column<C>(job, v);
+                // A column that two vectors hold is written twice, but added once.
+                const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;
+                for (int64_t j = first; j < first + L; ++j)
+                    out[j - first] = j < from || j >= s ? C(0) : widen<C>(x[j]) * sc;
             }
         });
     }

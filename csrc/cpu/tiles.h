@@ -155,6 +155,7 @@ struct Tiles {
         const C* xs = shared.slack + panel * job.slack * PW;
         // While the first panel is done, the weight of the next tile comes nearer.
         const bool fetch = panel == 0 && !copies_weight<C>(job) && at + 2 * job.tile <= job.labels;
+        const int64_t depth = job.slack < kDepth ? job.slack : kDepth;
         for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
             if (fetch) {
                 const C* next = weight + (job.tile + t) * weight_stride;
@@ -166,9 +167,18 @@ struct Tiles {
             else
                 block.zero();
             block.add(u + t * job.rank, job.rank, 1, local.coef, PW, job.rank);
-            block.add(weight + t * weight_stride, weight_stride, 1, xs, PW, job.slack);
+            block.add(weight + t * weight_stride, weight_stride, 1, xs, PW, depth);
             block.write(z + t * PW, PW);
         });
+        for (int64_t done = depth; done < job.slack; done += kDepth) {
+            const int64_t more = job.slack - done < kDepth ? job.slack - done : kDepth;
+            for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
+                Block<C, decltype(r)::value, 2> block;
+                block.zero();
+                block.add(weight + t * weight_stride + done, weight_stride, 1, xs + done * PW, PW, more);
+                block.add_to(z + t * PW, PW);
+            });
+        }
     }
 
     void back(const C* g, int64_t count, int64_t panel) {
@@ -198,13 +208,14 @@ struct Tiles {
             }
     }
 
-    // One block of grad_weight: MR labels x NV vectors of slack columns.
+    // One block of grad_weight: MR labels x NV vectors of slack columns, summed over the rows of some panels.
     template <int MR, int NV>
-    SK_INLINE void grad_weight_block(int64_t t, int64_t slack_panel, C* out, int64_t stride, int64_t columns, bool add) {
+    SK_INLINE void grad_weight_block(int64_t t, int64_t slack_panel, int64_t panel, int64_t last, C* out,
+                                     int64_t stride, int64_t step, bool add) {
         Block<C, MR, NV> block;
         block.zero();
         const C* x = shared.by_slack + slack_panel * job.rows * PW;
-        for (int64_t panel = 0; panel < panels; ++panel) {
+        for (; panel < last; ++panel) {
             const int64_t rows = job.rows - panel * PW;
             const C* g = local.z + panel * panel_stride<C>(job) + t * PW;
             if (rows >= PW)
@@ -212,19 +223,35 @@ struct Tiles {
             else
                 block.add(g, PW, 1, x + panel * PW * PW, PW, rows);
         }
-        if (columns >= NV * L) return add ? block.add_to(out, stride) : block.write(out, stride);
+        if (job.slack >= L) return add ? block.add_to(out, stride, step) : block.write(out, stride, step);
         C lanes[MR * NV * L];
         block.write(lanes, NV * L);
         for (int i = 0; i < MR; ++i)
-            for (int64_t j = 0; j < columns; ++j)
+            for (int64_t j = 0; j < job.slack; ++j)
                 out[i * stride + j] = lanes[i * NV * L + j] + (add ? out[i * stride + j] : C(0));
     }
 
+    // A few labels x all slack columns, for the rows of panels [panel, last)
+    void grad_weight_group(int64_t t, int64_t labels, int64_t panel, int64_t last, C* out, int64_t stride, bool add) {
+        for (int64_t done = 0, sp = 0; done < job.slack; done += PW, ++sp) {
+            const int64_t first = slack_column<C>(job, 2 * sp), step = slack_column<C>(job, 2 * sp + 1) - first;
+            if (step)
+                for_row_blocks<kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
+                    grad_weight_block<decltype(r)::value, 2>(t + i, sp, panel, last, out + i * stride + first, stride,
+                                                             step, add);
+                });
+            else
+                for_row_blocks<2 * kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
+                    grad_weight_block<decltype(r)::value, 1>(t + i, sp, panel, last, out + i * stride + first, stride,
+                                                             0, add);
+                });
+        }
+    }
+
     void grad_weight(int64_t at, int64_t count) {
-        const bool narrow = narrows_grad_weight<C>(job);
+        const bool narrow = narrows_grad_weight<C>(job), add = adds_grad_weight<C>(job);
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
         const int64_t stride = narrow ? copied_stride<C>(job) : job.grad_weight_stride;
-        const bool add = job.accumulate && !narrow;
         // A few labels at a time over all slack columns: their gradient rows are written from start to end, which the
         // hardware prefetcher follows; the packed x_s comes from the second-level cache.
         constexpr int64_t kGroup = 2 * kHeight;
@@ -233,18 +260,9 @@ struct Tiles {
             C* to = out + group * stride;
             for (int64_t i = rows; i < 2 * kGroup && group + i < count && i * stride < kAhead; ++i)
                 for (int64_t j = 0; j < job.slack; j += kLine) __builtin_prefetch(to + i * stride + j, 1, 2);
-            for (int64_t first = 0, sp = 0; first < job.slack; first += PW, ++sp) {
-                const int64_t columns = job.slack - first < PW ? job.slack - first : PW;
-                if (columns > L)
-                    for_row_blocks<kHeight>(rows, [&](int64_t t, auto r) __attribute__((always_inline)) {
-                        grad_weight_block<decltype(r)::value, 2>(group + t, sp, to + t * stride + first, stride,
-                                                                 columns, add);
-                    });
-                else
-                    for_row_blocks<kGroup>(rows, [&](int64_t t, auto r) __attribute__((always_inline)) {
-                        grad_weight_block<decltype(r)::value, 1>(group + t, sp, to + t * stride + first, stride,
-                                                                 columns, add);
-                    });
+            for (int64_t panel = 0; panel < panels; panel += kDepth / PW) {
+                const int64_t last = panel + kDepth / PW < panels ? panel + kDepth / PW : panels;
+                grad_weight_group(group, rows, panel, last, to, stride, add || panel);
             }
         }
         if (!narrow) return;

@@ -10,23 +10,14 @@
 namespace sk {
 namespace {
 
-typedef float F32V __attribute__((vector_size(SK_VEC_BYTES)));
-typedef double F64V __attribute__((vector_size(SK_VEC_BYTES)));
-typedef int32_t I32V __attribute__((vector_size(SK_VEC_BYTES)));
-typedef int64_t I64V __attribute__((vector_size(SK_VEC_BYTES)));
-
 #define SK_INLINE inline __attribute__((always_inline))
 
 template <class C>
-struct Simd;
+struct Format;
 
 template <>
-struct Simd<float> {
-    using S = float;
-    using V = F32V;
-    using I = I32V;
+struct Format<float> {
     using Int = int32_t;
-    static constexpr int kLanes = SK_VEC_BYTES / 4;
     static constexpr int kMantissa = 23, kBias = 127;
     static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
     static constexpr float kExpMin = -87.0f;      // exp(kExpMin) is still a normal number
@@ -34,16 +25,19 @@ struct Simd<float> {
 };
 
 template <>
-struct Simd<double> {
-    using S = double;
-    using V = F64V;
-    using I = I64V;
+struct Format<double> {
     using Int = int64_t;
-    static constexpr int kLanes = SK_VEC_BYTES / 8;
     static constexpr int kMantissa = 52, kBias = 1023;
     static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
     static constexpr double kExpMin = -708.0;
     static constexpr double kLn2Hi = 6.93145751953125e-1, kLn2Lo = 1.42860682030941723212e-6;
+};
+
+template <class C>
+struct Simd {
+    typedef C V __attribute__((vector_size(SK_VEC_BYTES)));
+    typedef typename Format<C>::Int I __attribute__((vector_size(SK_VEC_BYTES)));
+    static constexpr int kLanes = SK_VEC_BYTES / static_cast<int>(sizeof(C));
 };
 
 template <class V, class S>
@@ -64,13 +58,15 @@ SK_INLINE V broadcast(S a) {
     return a - V{};
 }
 
+// f(i) for i = 0 ... N-1, written out
+#define SK_EACH(i, N) _Pragma("GCC unroll 16") for (int i = 0; i < N; ++i)
+
 template <class C>
 struct VecMath : Simd<C> {
     using V = typename Simd<C>::V;
     using I = typename Simd<C>::I;
-    using Int = typename Simd<C>::Int;
-    using Simd<C>::kMantissa;
-    using Simd<C>::kBias;
+    using F = Format<C>;
+    using Int = typename F::Int;
 
     static SK_INLINE V splat(double a) { return broadcast<V>(static_cast<C>(a)); }
     static SK_INLINE V lt_select(V a, V b, V yes, V no) { return a < b ? yes : no; }
@@ -81,15 +77,28 @@ struct VecMath : Simd<C> {
 
     // exp(x) for x <= 0, relative error about 1 ulp; 0 below kExpMin; NaN stays NaN
     static SK_INLINE V exp_neg(V x) {
-        const V low = splat(Simd<C>::kExpMin);
-        const V c = x < low ? low : x;
-        const V shifted = c * static_cast<C>(1.4426950408889634074) + Simd<C>::kRound;
-        const V n = shifted - Simd<C>::kRound;
-        V r = c - n * Simd<C>::kLn2Hi;
-        r = r - n * Simd<C>::kLn2Lo;
-        // The whole number n sits in the low bits of `shifted`: move it into the exponent of 2^n.
-        const V scale = (V)(((I)shifted + kBias) << kMantissa);
-        return x < low ? V{} : exp_poly(r) * scale;
+        V one[1] = {x};
+        exp_neg(one);
+        return one[0];
+    }
+
+    // The same for N vectors in place, step by step: one exp is a chain of some fifteen operations that wait for each
+    // other, and the processor does not look far enough ahead to find the next chain by itself.
+    template <int N>
+    static SK_INLINE void exp_neg(V (&x)[N]) {
+        const V low = splat(F::kExpMin);
+        I below[N];
+        V shifted[N], p[N];
+        SK_EACH(i, N) below[i] = x[i] < low;
+        SK_EACH(i, N) x[i] = below[i] ? low : x[i];
+        SK_EACH(i, N) shifted[i] = x[i] * static_cast<C>(1.4426950408889634074) + F::kRound;
+        SK_EACH(i, N) p[i] = shifted[i] - F::kRound;
+        SK_EACH(i, N) x[i] = x[i] - p[i] * F::kLn2Hi;
+        SK_EACH(i, N) x[i] = x[i] - p[i] * F::kLn2Lo;
+        exp_poly(x, p);
+        // The whole number sits in the low bits of `shifted`: move it into the exponent of a power of two.
+        SK_EACH(i, N) p[i] = p[i] * (V)(((I)shifted[i] + F::kBias) << F::kMantissa);
+        SK_EACH(i, N) x[i] = below[i] ? V{} : p[i];
     }
 
     // log(x) for normal x > 0 (and x = 0: -inf, NaN stays NaN, inf stays inf)
@@ -115,76 +124,60 @@ struct VecMath : Simd<C> {
   private:
     // x = m 2^e with m in [sqrt(1/2), sqrt(2))
     static SK_INLINE V split(V x, V& m) {
-        constexpr Int mantissa = (Int{1} << kMantissa) - 1;
+        constexpr Int mantissa = (Int{1} << F::kMantissa) - 1;
         // sqrt(1/2) as an integer offset: the carry decides which side of sqrt(2) m falls on
         constexpr Int half = sizeof(C) == 4 ? Int{0x3f3504f3} : static_cast<Int>(0x3fe6a09e667f3bcdLL);
         const I shifted = (I)x - half;
-        const I e = shifted >> kMantissa;
+        const I e = shifted >> F::kMantissa;
         m = (V)((shifted & mantissa) + half);
         return __builtin_convertvector(e, V);
     }
-    static SK_INLINE V exp_poly(V r);
-    static SK_INLINE V log_mantissa(V f, V e);
+
+    // (...(c[0] x + c[1]) x + ...) x + c[Terms-1]
+    template <int N, int Terms>
+    static SK_INLINE void horner(const V (&x)[N], const C (&c)[Terms], V (&p)[N]) {
+        SK_EACH(i, N) p[i] = x[i] * c[0] + c[1];
+        SK_EACH(term, Terms - 2)
+            SK_EACH(i, N) p[i] = p[i] * x[i] + c[term + 2];
+    }
+
+    // exp(r) on |r| <= ln(2)/2
+    template <int N>
+    static SK_INLINE void exp_poly(const V (&r)[N], V (&p)[N]) {
+        if constexpr (sizeof(C) == 4) {
+            constexpr C c[] = {1.98756896e-4f, 1.39819994e-3f, 8.33345205e-3f, 4.16657962e-2f, 1.66666657e-1f, 0.5f};
+            horner(r, c, p);
+        } else {
+            // Taylor to r^13: 4e-18 at ln(2)/2
+            constexpr C c[] = {1.6059043836821614599e-10, 2.0876756987868098979e-9, 2.5052108385441718775e-8,
+                               2.7557319223985890653e-7,  2.7557319223985892511e-6, 2.4801587301587301566e-5,
+                               1.9841269841269841253e-4,  1.3888888888888889419e-3, 8.3333333333333332177e-3,
+                               4.1666666666666664354e-2,  1.6666666666666665741e-1, 0.5};
+            horner(r, c, p);
+        }
+        SK_EACH(i, N) p[i] = (p[i] * (r[i] * r[i]) + r[i]) + static_cast<C>(1);
+    }
+
+    // log((1 + f) 2^e) by the atanh series: s = f/(2+f), log(1+f) = 2s + 2s^3/3 + 2s^5/5 + ...; |s| <= 0.1716
+    static SK_INLINE V log_mantissa(V f, V e) {
+        const V s = f / (f + static_cast<C>(2));
+        const V z[1] = {s * s};
+        V p[1];
+        if constexpr (sizeof(C) == 4) {
+            constexpr C c[] = {0.2222222222f, 0.2857142857f, 0.4f, 0.6666666667f};
+            horner(z, c, p);
+        } else {
+            constexpr C c[] = {0.10526315789473684, 0.11764705882352941, 0.13333333333333333,
+                               0.15384615384615385, 0.18181818181818182, 0.22222222222222222,
+                               0.28571428571428571, 0.4,                 0.66666666666666667};
+            horner(z, c, p);
+        }
+        // 2s = f - s f keeps the leading term exact
+        const V h = static_cast<C>(0.5) * f * f;
+        const V tail = s * (h + z[0] * p[0]) - h;
+        return e * F::kLn2Hi + (f + (tail + e * F::kLn2Lo));
+    }
 };
-
-// exp(r) on |r| <= ln(2)/2
-template <>
-SK_INLINE F32V VecMath<float>::exp_poly(F32V r) {
-    F32V p = r * 1.98756896e-4f + 1.39819994e-3f;
-    p = p * r + 8.33345205e-3f;
-    p = p * r + 4.16657962e-2f;
-    p = p * r + 1.66666657e-1f;
-    p = p * r + 0.5f;
-    return (p * (r * r) + r) + 1.0f;
-}
-
-template <>
-SK_INLINE F64V VecMath<double>::exp_poly(F64V r) {
-    // Taylor to r^13: 4e-18 at ln(2)/2
-    F64V p = r * 1.6059043836821614599e-10 + 2.0876756987868098979e-9;
-    p = p * r + 2.5052108385441718775e-8;
-    p = p * r + 2.7557319223985890653e-7;
-    p = p * r + 2.7557319223985892511e-6;
-    p = p * r + 2.4801587301587301566e-5;
-    p = p * r + 1.9841269841269841253e-4;
-    p = p * r + 1.3888888888888889419e-3;
-    p = p * r + 8.3333333333333332177e-3;
-    p = p * r + 4.1666666666666664354e-2;
-    p = p * r + 1.6666666666666665741e-1;
-    p = p * r + 0.5;
-    return (p * (r * r) + r) + 1.0;
-}
-
-// log((1 + f) 2^e) by the atanh series: s = f/(2+f), log(1+f) = 2s + 2s^3/3 + 2s^5/5 + ...; |s| <= 0.1716
-template <>
-SK_INLINE F32V VecMath<float>::log_mantissa(F32V f, F32V e) {
-    const F32V s = f / (f + 2.0f);
-    const F32V z = s * s;
-    F32V p = z * 0.2222222222f + 0.2857142857f;
-    p = p * z + 0.4f;
-    p = p * z + 0.6666666667f;
-    // 2s = f - s f keeps the leading term exact
-    const F32V h = 0.5f * f * f;
-    const F32V tail = s * (h + z * p) - h;
-    return e * Simd<float>::kLn2Hi + (f + (tail + e * Simd<float>::kLn2Lo));
-}
-
-template <>
-SK_INLINE F64V VecMath<double>::log_mantissa(F64V f, F64V e) {
-    const F64V s = f / (f + 2.0);
-    const F64V z = s * s;
-    F64V p = z * 0.10526315789473684 + 0.11764705882352941;
-    p = p * z + 0.13333333333333333;
-    p = p * z + 0.15384615384615385;
-    p = p * z + 0.18181818181818182;
-    p = p * z + 0.22222222222222222;
-    p = p * z + 0.28571428571428571;
-    p = p * z + 0.4;
-    p = p * z + 0.66666666666666667;
-    const F64V h = 0.5 * f * f;
-    const F64V tail = s * (h + z * p) - h;
-    return e * Simd<double>::kLn2Hi + (f + (tail + e * Simd<double>::kLn2Lo));
-}
 
 }  // namespace
 }  // namespace sk

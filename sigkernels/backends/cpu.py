@@ -20,6 +20,7 @@ from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ConfusionLoss, Loss
 from ..plan import plan
+from .buffers import gradient_of
 from .interface import LossResult, accumulate_dtype, gradient_dtype
 
 try:
@@ -76,19 +77,22 @@ def fused_loss(
     needs_x, needs_weight, needs_bias = needs
     real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
     call = _Call(x, layer, _LOSS)
-    rows = _zeros((batch,), torch.float64)
-    grad_x = _zeros(x.shape, real) if needs_x else None
-    grad_bias = _zeros((labels,), real) if needs_bias else None
+    new = torch.empty if batch and labels else torch.zeros
+    rows = new(batch, dtype=torch.float64)
+    grad_x = new(x.shape, dtype=real) if needs_x else None
+    grad_bias = None
+    if needs_bias:  # added to; numpy's zeros start no OpenMP threads, which a forked child has lost
+        grad_bias = torch.from_numpy(np.zeros(labels, np.float64 if real == torch.float64 else np.float32))
     grad_weight, fresh = _weight_gradient(x, layer, grad_weight_into) if needs_weight else (None, False)
+    total = 0.0
     if batch and labels:
         c = call.c
         _set_targets(call, targets, layer)
         _set_loss(call, loss, layer, real)
         if isinstance(row_scale, Tensor):
-            scale = row_scale.to(real).contiguous()
+            c.row_scale = call.keep(row_scale.to(real).contiguous())
         else:
-            scale = torch.full((batch,), row_scale, dtype=real)
-        c.row_scale = call.keep(scale)
+            c.scale_of_all = row_scale
         c.row_loss = rows.data_ptr()
         c.needs_x, c.needs_weight, c.needs_bias = needs
         if grad_x is not None:
@@ -99,20 +103,20 @@ def fused_loss(
             c.grad_weight, c.grad_weight_stride = grad_weight.data_ptr(), grad_weight.stride(0)
             c.grad_weight_dtype = _DTYPES[grad_weight.dtype]
             c.accumulate = not fresh
-        call.run()
+        total = call.run()
     elif fresh and grad_weight is not None:
         grad_weight.zero_()
+    if grad_weight is not None and grad_weight_into is not None and grad_weight is not grad_weight_into:
+        grad_weight = grad_weight_into.add_(grad_weight)
     out = gradient_dtype(x.dtype)
-    if grad_weight is not None:
-        if grad_weight_into is not None and grad_weight is not grad_weight_into:
-            grad_weight = grad_weight_into.add_(grad_weight)
-        elif grad_weight_into is None:
-            grad_weight = grad_weight.to(out)
+    if out == real:
+        return LossResult(rows, grad_x, grad_weight, grad_bias, total)
     return LossResult(
         rows,
         None if grad_x is None else grad_x.to(out),
-        grad_weight,
+        grad_weight if grad_weight is None or grad_weight_into is not None else grad_weight.to(out),
         None if grad_bias is None else grad_bias.to(out),
+        total,
     )
 
 
@@ -176,16 +180,13 @@ class _Call:
             threads = 1
         chunk = max(batch, 1) if rows_at_once else _CHUNK
         tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
-        c.consumer, c.dtype, c.threads, c.tile, c.chunk = consumer, _DTYPES[x.dtype], threads, tile, chunk
-        c.rows, c.labels, c.slack, c.label_start, c.k = batch, labels, slack, layer.label_start, layer.k
-        c.x, c.x_stride = self.keep(x), x.stride(0)
-        c.weight, c.weight_stride = self.keep(weight), weight.stride(0)
+        c.shape(consumer, _DTYPES[x.dtype], threads, tile, chunk, batch, labels, slack, layer.label_start, layer.k)
+        c.inputs(self.keep(x), x.stride(0), self.keep(weight), weight.stride(0))
         if layer.bias is not None:
             c.bias = self.keep(layer.bias.to(real).contiguous())
         if layer.k >= 0:
             made = _prepare(layer, labels, tile, threads, real)
-            c.rank, c.even_rank = made.rank, made.even_rank
-            c.u, c.v_even, c.v_odd, c.cos, c.sin = made.pointers
+            c.plan(made.rank, made.even_rank, *made.pointers)
             self.kept.append(made)
 
     def keep(self, tensor: Tensor) -> int:
@@ -193,8 +194,9 @@ class _Call:
         self.kept.append(tensor)
         return tensor.data_ptr()
 
-    def run(self) -> None:
-        _C.run(self.c, self.isa)
+    def run(self) -> float:
+        """The sum of the rows' losses; 0 for calls that have none."""
+        return _C.run(self.c, self.isa)
 
 
 def _unit_stride(a: Tensor) -> Tensor:
@@ -254,13 +256,7 @@ def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None, rows_at_once:
         if into.dtype == real or (half and one_chunk):
             return into, False
     dtype = gradient_dtype(x.dtype) if one_chunk and into is None else real
-    fresh = torch.empty(layer.weight.shape, dtype=dtype)
-    return fresh, True
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that cost nothing until they are touched, and no OpenMP threads, which a forked child has lost."""
-    return torch.from_numpy(np.zeros(shape, np.float64 if dtype == torch.float64 else np.float32))
+    return gradient_of(layer.weight, dtype), True
 
 
 class _Prepared(NamedTuple):

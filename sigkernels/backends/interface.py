@@ -23,6 +23,12 @@ class LossResult(NamedTuple):
     grad_x: Tensor | None  # [B, D]
     grad_weight: Tensor | None  # [m, s]
     grad_bias: Tensor | None  # [m]
+    total: float | None = None  # the sum of the rows, from backends that know it without another operation
+
+    @property
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Of x, weight and bias."""
+        return self.grad_x, self.grad_weight, self.grad_bias
 
 
 class Backend(Protocol):

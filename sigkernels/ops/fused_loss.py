@@ -55,13 +55,14 @@ def _scale(reduction: str, batch: int, num_labels: int) -> float:
     return 1.0 / max(batch * num_labels, 1) if reduction == "mean" else 1.0
 
 
-def _reduce(rows: Tensor, reduction: str, num_labels: int, dtype: torch.dtype) -> Tensor:
+def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dtype) -> Tensor:
+    rows = result.rows
     if reduction == "none":
         return rows.to(dtype)
-    total = rows.sum()
-    if reduction == "mean":
-        total /= rows.shape[0] * num_labels
-    return total.to(dtype)
+    count = rows.shape[0] * num_labels if reduction == "mean" else 1
+    if result.total is not None and count:
+        return torch.full((), result.total / count, dtype=dtype)
+    return (rows.sum() / count).to(dtype)
 
 
 def _target_tensors(targets: LabelSets | Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -107,52 +108,49 @@ class FusedLoss(torch.autograd.Function):
         )
         ctx.grads = result if ctx.now else None
         ctx.into = into
-        ctx.meta, ctx.loss, ctx.needs = layer[2:], loss, needs
+        ctx.meta, ctx.loss, ctx.needs, ctx.dtype = layer[2:], loss, needs, x.dtype
         ctx.save_for_backward(x, weight, bias, *_target_tensors(targets))
-        return _reduce(result.rows, reduction, layer.num_labels, accumulate_dtype(x.dtype))
+        return _reduce(result, reduction, layer.num_labels, accumulate_dtype(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        with torch.no_grad():
-            if ctx.grads is not None:
-                # Handed out once, so that autograd can keep them as .grad without a copy. A second backward
-                # through a retained graph makes them anew.
-                result, ctx.grads = ctx.grads, None
-                grads = _scaled(result, grad_output, ctx)
-            else:
-                grads = _remake(ctx, grad_output)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                grads = _gradients(ctx, grad_output)
             x, weight, bias = ctx.saved_tensors[:3]
             grads = _RefuseDoubleBackward.apply(x, weight, bias, grad_output, *grads)
+        else:
+            grads = _gradients(ctx, grad_output)
         return (*grads, None, None, None, None, None, None)
 
 
-def _scaled(result: LossResult, grad_output: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad_output: Tensor) -> list[Tensor | None]:
+    if ctx.grads is not None:
+        # Handed out once, so that autograd can keep them as .grad without a copy. A second backward
+        # through a retained graph makes them anew.
+        result, ctx.grads = ctx.grads, None
+        grads = _scaled(result, grad_output, ctx)
+    else:  # by another sweep, with the true row weights
+        grads = list(_sweep(ctx, grad_output * ctx.scale, ctx.needs, ctx.into).gradients)
+    if ctx.into is not None:
+        grads[1] = None
+    return [grad if grad is None or grad.dtype == ctx.dtype else grad.to(ctx.dtype) for grad in grads]
+
+
+def _scaled(result: LossResult, grad_output: Tensor, ctx: Any) -> list[Tensor | None]:
     """The gradients of the forward pass times a scalar, in place: nobody else holds them."""
-    grads: list[Tensor | None] = list(result[1:])
+    grads: list[Tensor | None] = list(result.gradients)
     if ctx.into is not None:
         grads[1] = None
     if grad_output.device.type == "cpu" and grad_output.item() == 1.0:
-        pass
-    else:
-        for grad in grads:
-            if grad is not None:
-                grad.mul_(grad_output)
-        if ctx.into is not None:
-            # The forward pass has added the gradient for an upstream gradient of 1: add what is missing.
-            _sweep(ctx, (grad_output - 1) * ctx.scale, (False, True, False), ctx.into)
-    dtype = ctx.saved_tensors[0].dtype
-    return tuple(None if grad is None else grad.to(dtype) for grad in grads)
-
-
-def _remake(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients by another sweep, with the true row weights."""
-    result = _sweep(ctx, grad_output * ctx.scale, ctx.needs, ctx.into)
-    dtype = ctx.saved_tensors[0].dtype
-    grads = [None if grad is None else grad.to(dtype) for grad in result[1:]]
+        return grads
+    for grad in grads:
+        if grad is not None:
+            grad.mul_(grad_output)
     if ctx.into is not None:
-        grads[1] = None
-    return tuple(grads)
+        # The forward pass has added the gradient for an upstream gradient of 1: add what is missing.
+        _sweep(ctx, (grad_output - 1) * ctx.scale, (False, True, False), ctx.into)
+    return grads
 
 
 def _sweep(ctx: Any, row_scale: Tensor, needs: tuple[bool, bool, bool], into: Tensor | None) -> LossResult:
@@ -203,8 +201,8 @@ def fused_loss_operator(
     module = backends.by_name(backends.select(x, loss))
     scale = row_scale if row_scale is not None else _scale(reduction, x.shape[0], num_labels)
     result = module.fused_loss(x, layer, targets, loss, scale, _made(needs, reduction, row_scale))
-    value = _reduce(result.rows, reduction, num_labels, accumulate_dtype(x.dtype))
-    grads = [x.new_empty(0) if grad is None else grad for grad in result[1:]]
+    value = _reduce(result, reduction, num_labels, accumulate_dtype(x.dtype))
+    grads = [x.new_empty(0) if grad is None else grad for grad in result.gradients]
     return value, grads[0], grads[1], grads[2]
 
 
