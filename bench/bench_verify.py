@@ -63,7 +63,7 @@ def compare(name: str, classifier, W: np.ndarray, sets: list, baseline: int, rad
     report = verify(classifier, sets, radius=radius)
     seconds = time.process_time() - began
     slow += [highs(W, s)[0] for s in sets[(baseline + 1) // 2 : baseline]]
-    before_lp = sum(s.decided for s in report.stages if s.name not in ("lp", "exact", "radius"))
+    before_lp = sum(s.decided for s in report.stages if s.name not in ("lp", "exact", "radius", "radius lp"))
     thin = report.counts()["THIN"]
     row = {
         "case": name,

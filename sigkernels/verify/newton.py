@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, concat, matvec, mT, smallest, solve, solve_definite, to_numpy
+from .arrays import Array, concat, keep, matvec, mT, smallest, solve, solve_definite, to_numpy
 from .cone import Cone, Found
 from .problem import Sets
 
@@ -230,19 +230,8 @@ def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
                 break
             lanes = lanes[to_numpy(go)]
             x, y, margins, work = (xp.take(v, go, axis=0) for v in (x, y, margins, work))
-            chosen = _keep(xp, margins, work)  # rows in play stay, the worst of the others come in
+            chosen = keep(xp, margins, work)  # rows in play stay, the worst of the others come in
             m = min(cone.size, m + width)
-
-
-def _keep(xp: Any, margins: Array, work: Array) -> Array:
-    """Scores for the next working rows: those in use get -∞, the others their margins."""
-    if hasattr(xp, "put_along_axis"):
-        scores = xp.asarray(margins, copy=True) if xp is not np else margins.copy()
-        xp.put_along_axis(scores, work, xp.asarray(-float("inf")), axis=1)
-        return scores
-    place = xp.arange(margins.shape[1])[None, None, :]
-    member = xp.any(work[:, :, None] == place, axis=1)
-    return xp.where(member, xp.full_like(margins, -float("inf")), margins)
 
 
 def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.ndarray, no: np.ndarray) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -75,7 +76,7 @@ def verify(
 
     with tasks.Progress(progress, len(sets)) as bar:
         began = time.perf_counter()
-        ledger = Ledger(problem, sets, radius, bar.add)
+        ledger = Ledger(problem, sets, bar.add)
         stages = [StageReport("constant", len(sets), int(ledger.settled().sum()), time.perf_counter() - began)]
         for stage in _stages(problem, xp, executor):
             which = ledger.open()
@@ -87,12 +88,25 @@ def verify(
             decided = len(which) - len(ledger.open())
             stages.append(StageReport(stage.name, len(which), decided, time.perf_counter() - began))
         if radius and problem.is_dense:
-            began = time.perf_counter()
-            ledger.begin("radius")
-            which = np.flatnonzero(ledger.yes if problem.bias is None else np.ones(len(sets), dtype=bool))
-            tasks.linear_programs(ledger, which, executor, tighten=True)
-            stages.append(StageReport("radius", len(which), 0, time.perf_counter() - began))
+            stages += _close_radii(ledger, xp, executor)
     return Report.from_ledger(problem, given, inverse, ledger, stages, notes)
+
+
+def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:
+    """Make the two bounds of every radius meet: an interior-point method for many sets at once, HiGHS for the rest."""
+    ledger.target = math.inf
+    wanted = ledger.yes if ledger.problem.bias is None else np.ones(len(ledger.sets), dtype=bool)
+
+    def stage(name: str, run: Callable[[np.ndarray], None]) -> StageReport:
+        which = np.flatnonzero(wanted & ~ledger.closed())
+        began = time.perf_counter()
+        ledger.begin(name)
+        run(which)
+        return StageReport(name, len(which), int(ledger.closed()[which].sum()), time.perf_counter() - began)
+
+    yield stage("radius", lambda which: tasks.interior_points(ledger, which, xp))
+    if np.any(wanted & ~ledger.closed()):
+        yield stage("radius lp", lambda which: tasks.linear_programs(ledger, which, executor))
 
 
 def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_Stage]:
