@@ -10,9 +10,10 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate, Verdict
-from .check import prove, prove_witnesses, trivial_bounds
+from .check import prove, trivial_bounds
 from .cone import Found
 from .problem import Problem, Sets
+from .witness_check import prove_witnesses
 
 CLOSED = 1e-6  # an interval this narrow, relative to its radius, is closed
 OUTWARD = 1e-9  # what is reported is this much weaker than what was proved, so that any BLAS proves it again

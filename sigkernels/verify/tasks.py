@@ -16,6 +16,7 @@ from .exact import MAX_WIDTH, gordan_alternative
 from .interior import Item, balls
 from .ledger import Ledger
 from .lp import polish, programs
+from .refine import Vertex
 
 
 class Progress:
@@ -100,6 +101,17 @@ class _Rows(NamedTuple):
             ledger.offer(i, Certificate(kind, support=self.labels[support], multipliers=raw))
 
 
+def _refine(ledger: Ledger, i: int, x: ndarray, support: ndarray) -> None:
+    """Have the vertex with these tight labels proved in twice the precision."""
+    vertex = Vertex(ledger.problem, ledger.sets[i], x, support)
+    answer = vertex.solve() if vertex.is_square() else None
+    if answer is not None:
+        point, multipliers = answer
+        ledger.offer(i, Certificate("witness", witness=point))
+        if all(m > 0 for m in multipliers):
+            ledger.offer(i, Certificate("dual", support=support, multipliers=multipliers))
+
+
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     """Offer the largest balls that the interior-point method finds, each sharpened to the vertex it is close to."""
     if not len(which):
@@ -130,6 +142,9 @@ def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -
         for answer in answers:
             if not ledger.is_closed(i):
                 mine.offer(ledger, i, *answer)
+        for x, support, _ in answers:
+            if ledger.target == np.inf and not ledger.is_closed(i):
+                _refine(ledger, i, x, mine.labels[support])
 
 
 def _solve_exactly(
