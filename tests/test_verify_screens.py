@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from sigkernels.verify import pipeline, verify
 from sigkernels.verify.arrays import smallest, to_numpy
 from sigkernels.verify.cone import Cone
 from sigkernels.verify.exact import gordan_alternative, integer_row
@@ -150,3 +151,26 @@ def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased):
             assert np.min(y * (rows @ x) + shift) == pytest.approx(truth, rel=1e-6)
             dual = 10.0 * np.abs((multipliers * y[support]) @ rows[support]).sum() + multipliers @ shift[support]
             assert dual / multipliers.sum() == pytest.approx(truth, rel=1e-6)
+
+
+def test_witnesses_found_in_float32_are_proved_in_float64(monkeypatch):
+    monkeypatch.setattr(pipeline, "SINGLE_FIRST", ("cpu",))
+    single = verify(W, LISTS)
+    monkeypatch.undo()
+    double = verify(W, LISTS)
+    assert np.array_equal(single.verdicts, double.verdicts)
+    assert single.check()
+    stage = next(s for s in single.stages if s.name == "newton float32")
+    assert stage.decided == double.counts()["ARGMAXABLE"]  # every yes, and no "no": that takes float64
+    assert not any(s.name == "newton float32" for s in double.stages)
+
+
+@pytest.mark.parametrize("xp", (np, strict))
+@pytest.mark.parametrize("screen", (motzkin, newton, newton_on_all_rows))
+def test_a_float32_screen_stays_in_float32_and_hands_over_witnesses_alone(screen, xp):
+    cone = Cone(problem(), xp, single=True)
+    assert cone.rows.dtype == xp.float32
+    with np.errstate(all="ignore"):
+        found = list(screen(cone, sets(), np.arange(len(LISTS))))
+    assert sum(len(f.witness_of) for f in found) >= 15
+    assert not any(f.multipliers_of for f in found)

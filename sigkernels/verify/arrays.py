@@ -83,7 +83,7 @@ def solve(xp: Any, h: Array, g: Array) -> Array:
 
 def solve_definite(xp: Any, h: Array, g: Array) -> Array:
     """``h⁻¹ g`` for one symmetric positive definite matrix [d, d], [d] → [d]: by Cholesky where LAPACK is at hand."""
-    if xp is np:
+    if xp is np and h.dtype == np.float64:
         _, x, failed = lapack.dposv(h, g, lower=1)
         if not failed:
             return x

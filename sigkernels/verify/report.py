@@ -15,7 +15,7 @@ from numpy import ndarray
 from .certificate import Certificate, Verdict
 from .check import prove
 from .inputs import as_problem
-from .ledger import Ledger
+from .ledger import CLOSED, Ledger
 from .problem import Problem, Sets
 from .witness import notch_polynomial
 
@@ -186,6 +186,11 @@ class Report:
         if yes.any():
             low = self.radius_lo[yes]
             lines.append(f"  radius of the argmaxable sets: at least {low.min():.3g} (median {np.median(low):.3g})")
+        if any(s.name == "radius" for s in self.stages):
+            gap = (self.radius_hi[yes] - self.radius_lo[yes]) / self.radius_hi[yes]
+            left = int(np.sum(gap > CLOSED))
+            widest = f"; {left} open, the widest by {gap.max():.2g} of its size" if left else ""
+            lines.append(f"  radius closed to {CLOSED:g} of its size for {len(gap) - left} of {len(gap)} sets{widest}")
         for s in self.stages:
             if s.taken:
                 lines.append(f"  {s.name:<13} decided {s.decided} of {s.taken} in {s.seconds:.3f} s")
