@@ -4,10 +4,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
+from sigkernels.verify import pipeline, verify
 from sigkernels.verify.arrays import smallest, to_numpy
 from sigkernels.verify.cone import Cone
 from sigkernels.verify.exact import gordan_alternative, integer_row
+from sigkernels.verify.interior import Item, balls
 from sigkernels.verify.lp import chebyshev
 from sigkernels.verify.newton import hinge_newton, motzkin, newton, newton_on_all_rows
 from sigkernels.verify.problem import Problem, Sets
@@ -128,3 +131,46 @@ def test_exact_alternatives(n):
     signed = np.concatenate([feasible, -feasible[:1]])
     for j in range(3):
         assert sum(m * int(signed[i, j]) for m, i in zip(answer.multipliers, answer.support, strict=True)) == 0
+
+
+@pytest.mark.parametrize("biased", (False, True))
+def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased):
+    offset = np.linspace(-0.5, 0.5, N) if biased else None
+    rows = W / np.linalg.norm(W, axis=1, keepdims=True)
+    items = [Item(i, active, None) for i, active in enumerate(LISTS[20:])]
+    answers = {xp: {b.number: b for b in balls(xp, rows, offset, 10.0, items)} for xp in (np, strict)}
+    assert len(answers[np]) == len(answers[strict]) == len(items)
+    for i, active, _ in items:
+        y = np.where(np.isin(np.arange(N), active), 1.0, -1.0)
+        shift = np.zeros(N) if offset is None else y * offset
+        a = np.column_stack([-y[:, None] * rows, np.ones(N)])
+        truth = linprog([0.0] * D + [-1.0], a, shift, bounds=[(-10, 10)] * D + [(None, None)]).x[-1]
+        for answer in answers.values():
+            x, support, multipliers = answer[i].x, answer[i].support, answer[i].multipliers
+            assert np.abs(x).max() <= 10.0
+            assert np.min(y * (rows @ x) + shift) == pytest.approx(truth, rel=1e-6)
+            dual = 10.0 * np.abs((multipliers * y[support]) @ rows[support]).sum() + multipliers @ shift[support]
+            assert dual / multipliers.sum() == pytest.approx(truth, rel=1e-6)
+
+
+def test_witnesses_found_in_float32_are_proved_in_float64(monkeypatch):
+    monkeypatch.setattr(pipeline, "SINGLE_FIRST", ("cpu",))
+    single = verify(W, LISTS)
+    monkeypatch.undo()
+    double = verify(W, LISTS)
+    assert np.array_equal(single.verdicts, double.verdicts)
+    assert single.check()
+    stage = next(s for s in single.stages if s.name == "newton float32")
+    assert stage.decided == double.counts()["ARGMAXABLE"]  # every yes, and no "no": that takes float64
+    assert not any(s.name == "newton float32" for s in double.stages)
+
+
+@pytest.mark.parametrize("xp", (np, strict))
+@pytest.mark.parametrize("screen", (motzkin, newton, newton_on_all_rows))
+def test_a_float32_screen_stays_in_float32_and_hands_over_witnesses_alone(screen, xp):
+    cone = Cone(problem(), xp, single=True)
+    assert cone.rows.dtype == xp.float32
+    with np.errstate(all="ignore"):
+        found = list(screen(cone, sets(), np.arange(len(LISTS))))
+    assert sum(len(f.witness_of) for f in found) >= 15
+    assert not any(f.multipliers_of for f in found)

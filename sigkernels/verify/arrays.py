@@ -56,6 +56,21 @@ def smallest(xp: Any, scores: Array, count: int) -> Array:
     return xp.argsort(scores, axis=1)[:, :count]
 
 
+def keep(xp: Any, scores: Array, work: Array, kept: Array | None = None) -> Array:
+    """The scores [B, n] with -∞ at the positions ``work`` [B, m] (those of them that are ``kept``): they sort first."""
+    if hasattr(xp, "put_along_axis"):
+        scores = scores.copy()
+        lowest = xp.full(work.shape, -float("inf"), dtype=scores.dtype)
+        if kept is not None:
+            lowest = xp.where(kept, lowest, xp.take_along_axis(scores, work, axis=1))
+        xp.put_along_axis(scores, work, lowest, axis=1)
+        return scores
+    member = work[:, :, None] == xp.arange(scores.shape[1])[None, None, :]
+    if kept is not None:
+        member = member & kept[:, :, None]
+    return xp.where(xp.any(member, axis=1), xp.full_like(scores, -float("inf")), scores)
+
+
 def matvec(xp: Any, a: Array, x: Array) -> Array:
     """``a @ x`` per batch entry: [B, m, d], [B, d] → [B, m]."""
     return xp.matmul(a, x[:, :, None])[:, :, 0]
@@ -68,7 +83,7 @@ def solve(xp: Any, h: Array, g: Array) -> Array:
 
 def solve_definite(xp: Any, h: Array, g: Array) -> Array:
     """``h⁻¹ g`` for one symmetric positive definite matrix [d, d], [d] → [d]: by Cholesky where LAPACK is at hand."""
-    if xp is np:
+    if xp is np and h.dtype == np.float64:
         _, x, failed = lapack.dposv(h, g, lower=1)
         if not failed:
             return x

@@ -14,22 +14,13 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate, Verdict
-from .problem import Problem, Sets
-from .rounding import (
-    SLOP,
-    TINY,
-    U,
-    exact_dots,
-    gamma,
-    norm_upper,
-    smallest_singular_value_exceeds,
-    weighted_row_sum,
-)
+from .problem import Problem
+from .rounding import SLOP, U, exact_dots, norm_upper, smallest_singular_value_exceeds, two_parts, weighted_row_sum
+from .witness_check import prove_witness
 
 CANCELLED = (
     1e-9  # multipliers that leave more than this are refused, even where an exact vector near them can be proved
 )
-EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
 class Proof(NamedTuple):
@@ -59,7 +50,7 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate, target: f
         return Proof(lo, hi, argmaxable)
     kind = certificate.kind
     if certificate.witness is not None:
-        low, signs_hold, reason = _witness(problem, active, np.asarray(certificate.witness), target)
+        low, signs_hold, reason = prove_witness(problem, active, np.asarray(certificate.witness), target)
         lo = max(lo, low)
         if signs_hold:
             argmaxable = True
@@ -102,143 +93,6 @@ def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
         return Proof(-math.inf if problem.bias is not None else 0.0, 0.0, False)
     lo = 0.0 if problem.bias is None else -math.inf
     return Proof(lo, problem.trivial_radius, None)
-
-
-# Witnesses
-
-
-def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float) -> tuple[ndarray, ndarray]:
-    """Lower bounds on the radius for witnesses ``x`` [m, d] of the sets ``which`` [m], and whether all signs hold.
-
-    One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
-    """
-    lo = np.full(len(which), -math.inf)
-    holds = np.zeros(len(which), dtype=bool)
-    step = max(1 if problem.is_dense else 8, 2_000_000 // problem.n)  # rows of a large DFT are made once per part
-    for start in range(0, len(which), step):
-        part = slice(start, start + step)
-        logits = problem.logits(x[part])  # [step, n]
-        for row, i in enumerate(which[part]):
-            at = start + row
-            lo[at], holds[at], _ = _witness(problem, sets[int(i)], x[at], target, logits[row])
-    return lo, holds
-
-
-def _witness(
-    problem: Problem, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
-) -> tuple[float, bool, str]:
-    """A lower bound on ``min_i y_i(w_i·x + c_i)/‖w_i‖`` in the box, whether every sign is proved, and why not.
-
-    Rows whose float64 bound falls short of their sign, or of ``target`` where they might reach it, are summed exactly.
-    """
-    if x.shape != (problem.d,):
-        return -math.inf, False, f"its witness has shape {x.shape}, expected ({problem.d},)"
-    if x.dtype == object:
-        return _exact_witness(problem, active, x)
-    x = x.astype(np.float64, copy=False)
-    if not np.all(np.isfinite(x)):
-        return -math.inf, False, "its witness is not finite"
-    if logits is None:
-        logits = problem.logits(x[None, :])[0]
-    largest = float(np.max(np.abs(x), initial=0.0))
-    inside = 1.0 if largest <= problem.box else problem.box / largest * (1.0 - 8 * U)
-
-    # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
-    low, high = problem.norms
-    margins = -logits
-    margins[active] = logits[active]
-    error = (gamma(problem.d + 3) * norm_upper(x)) * high
-    if problem.bias is not None:
-        error += gamma(problem.d + 3) * np.abs(problem.bias)
-    doubt = TINY
-    if problem.k >= 0:
-        doubt += problem.entry_error * float(np.abs(x[: problem.dft_columns]).sum()) * SLOP
-    error += doubt
-    margins -= error
-    goal = target / inside * high if math.isfinite(target) else _reachable(margins, error, low, high)
-    # Written so that NaN and overflow count as close.
-    clear = (margins > 0) & (margins < 1e290) & ((margins >= goal) | (margins + 2 * error < goal))
-    close = np.flatnonzero(~clear)
-    if close.size:
-        wrong = close[margins[close] < -2.0 * SLOP * error[close]]
-        if close.size <= EXACT_ROWS and not wrong.size:
-            bias = None if problem.bias is None else problem.bias[close]
-            exact = exact_dots(problem.rows(close), x, bias)
-            if exact is not None:
-                exact = exact * np.where(np.isin(close, active), 1.0, -1.0)
-                margins[close] = exact - 2 * U * np.abs(exact) - doubt * SLOP
-        wrong = np.flatnonzero(~(margins > 0))
-        if wrong.size:
-            reason = f"label {int(wrong[0])} does not provably have its sign at its witness"
-            if inside < 1.0 or not np.all(np.isfinite(margins)):
-                return -math.inf, False, reason
-            rows = low > 0
-            lengths = np.where(margins < 0, low, high)
-            radius = float(np.min(margins[rows] / lengths[rows], initial=math.inf))
-            return radius, False, reason
-    rows = high > 0  # a zero row has its sign by its bias and bounds no ball
-    radius = float(np.min(margins[rows] / high[rows], initial=math.inf)) * (1.0 - 8 * U)
-    if inside < 1.0:
-        if problem.bias is not None:
-            return -math.inf, True, ""  # argmaxable, but this input is outside the box
-        radius *= inside
-    return radius, True, ""
-
-
-def _reachable(margins: ndarray, error: ndarray, low: ndarray, high: ndarray) -> ndarray:
-    """The least margin each row needs so as not to lower the radius: what the lowest row can reach at best."""
-    rows = low > 0
-    best = float(np.min((margins[rows] + 2 * error[rows]) / low[rows], initial=math.inf))
-    return best * high if math.isfinite(best) else np.zeros_like(high)
-
-
-def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float, bool, str]:
-    """The same for a witness of Fractions, for matrices whose entries are exact."""
-    if problem.k >= 0:
-        return -math.inf, False, "an exact witness means nothing for the irrational DFT"
-    if not all(isinstance(v, Fraction) for v in x):
-        return -math.inf, False, "its witness holds something other than Fractions"
-    _, high = problem.norms
-    largest = max((abs(v) for v in x), default=Fraction(0))
-    scale = largest or Fraction(1)
-    rounded = np.array([float(v / scale) for v in x])
-    logits = problem.matrix @ rounded
-    if problem.bias is not None:
-        logits += problem.bias * float(1 / scale)
-    margins = -logits
-    margins[active] = logits[active]
-    # The rounded witness settles most rows; the rest are summed as fractions.
-    error = gamma(problem.d + 6) * norm_upper(rounded) * high + TINY
-    if problem.bias is not None:
-        error += gamma(problem.d + 6) * np.abs(problem.bias) * float(1 / scale)
-    margins -= error
-    rows = high > 0
-    lowest = math.inf
-    settled = rows & (margins > 4 * error) & (margins < 1e290)
-    if settled.any():
-        lowest = _down(Fraction(float(np.min(margins[settled] / high[settled]))) * scale)
-    for i in np.flatnonzero(~settled).tolist():
-        logit = sum((Fraction(float(w)) * v for w, v in zip(problem.weight[i], x, strict=True)), Fraction(0))
-        if problem.bias is not None:
-            logit += Fraction(float(problem.bias[i]))
-        margin = logit if i in active else -logit
-        if margin <= 0:
-            return -math.inf, False, f"label {i} does not have its sign at its witness"
-        if rows[i]:
-            lowest = min(lowest, _down(margin / Fraction(float(high[i]))))
-    if largest > problem.box:
-        if problem.bias is not None:
-            return -math.inf, True, ""
-        lowest *= _down(Fraction(problem.box) / largest)
-    return lowest, True, ""
-
-
-def _down(value: Fraction) -> float:
-    """A float64 no larger than this positive fraction (0 where it underflows)."""
-    try:
-        return float(value) * (1.0 - 4 * U)
-    except OverflowError:
-        return 1e300
 
 
 # The DFT's own proofs
@@ -387,22 +241,34 @@ def _exact_gordan(problem: Problem, rows: ndarray, bias: ndarray | None, multipl
 
 def _dual_bound(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> float:
     """``(R·‖Σ λ_i y_i w_i‖₁ + Σ λ_i y_i c_i) / Σ λ_i‖w_i‖``, rounded up: no ball in the box has a larger radius."""
+    # Any positive multipliers will do, so what two floats cannot hold is dropped.
     if multipliers.dtype == object:
         largest = max(multipliers)
-        multipliers = np.array([float(m / largest) for m in multipliers])
-        keep = multipliers > 0
-        support, multipliers = support[keep], multipliers[keep]
-    multipliers = np.ldexp(multipliers, -np.frexp(multipliers.max())[1])
+        high, low = two_parts(m / largest for m in multipliers)
+    else:
+        high = np.ldexp(multipliers, -np.frexp(multipliers.max())[1])
+        low = np.zeros(0)
+    keep = high > 0
+    support, high, low = support[keep], high[keep], low[keep] if low.size else low
     rows, bias = _signed_rows(problem, active, support)
-    total, error = weighted_row_sum(rows, multipliers)
-    spread = np.abs(total) + error
-    spread[: problem.dft_columns] += float(multipliers.sum()) * problem.entry_error * SLOP
-    bound = problem.box * float(spread.sum()) * SLOP
+    weights = [high, low] if low.size else [high]
+    total, error = weighted_row_sum(np.concatenate([rows] * len(weights)), np.concatenate(weights))
+    blur = float(high.sum()) * problem.entry_error * SLOP * SLOP
+    spread = float((np.abs(total) + error).sum())
+    if blur * problem.dft_columns > 1e-8 * spread:  # the rounding of the DFT matters here: use what it left out
+        missing = np.zeros(rows.shape)
+        missing[:, : problem.dft_columns] = problem.low(support)
+        missing[~np.isin(support, active)] *= -1.0
+        stacked = np.concatenate([rows] * len(weights) + [missing] * len(weights))
+        total, error = weighted_row_sum(stacked, np.concatenate(weights * 2))
+        blur = float(high.sum()) * problem.low_error * SLOP * SLOP
+        spread = float((np.abs(total) + error).sum())
+    bound = problem.box * (spread + blur * problem.dft_columns) * SLOP
     if bias is not None:
-        value, slack = weighted_row_sum(bias[:, None], multipliers)
+        value, slack = weighted_row_sum(np.concatenate([bias] * len(weights))[:, None], np.concatenate(weights))
         bound += float(value[0]) + float(slack[0])
     # A positive bound is divided by the least possible weight, a negative one by the greatest.
-    weight = float(multipliers @ problem.norms[0 if bound >= 0 else 1][support])
+    weight = float(high @ problem.norms[0 if bound >= 0 else 1][support])
     weight = weight / (SLOP * SLOP) if bound >= 0 else weight * SLOP * SLOP
     if not 0 < weight < math.inf or not math.isfinite(bound):
         return math.inf

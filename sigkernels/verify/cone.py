@@ -24,10 +24,15 @@ class Found(NamedTuple):
 
 
 class Cone:
-    """Unit rows ``[N, D]`` of a problem (N = n, D = d; one more of each with a bias) in the namespace ``xp``."""
+    """Unit rows ``[N, D]`` of a problem (N = n, D = d; one more of each with a bias) in the namespace ``xp``.
 
-    def __init__(self, problem: Problem, xp: Any = np):
-        self.problem, self.xp = problem, xp
+    ``single``: in float32, to look for witnesses faster. They are proved in float64 like all others; that there is none
+    cannot be seen in float32, so no multipliers are handed over.
+    """
+
+    def __init__(self, problem: Problem, xp: Any = np, single: bool = False):
+        self.problem, self.xp, self.single = problem, xp, single
+        self.dtype = xp.float32 if single else xp.float64
         rows = problem.matrix
         if problem.bias is not None:
             # The bias column gets the scale of the rows, so that t is not a direction of its own kind.
@@ -41,7 +46,7 @@ class Cone:
         scaled = rows / largest_entry[:, None]
         length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
         self.norms = length * largest_entry  # [N] numpy
-        self.rows = xp.asarray(scaled / length[:, None])
+        self.rows = xp.asarray(scaled / length[:, None], dtype=self.dtype)
         self.size, self.width = self.rows.shape
         self.gram = xp.matmul(mT(self.rows), self.rows)
         self.total = xp.sum(self.rows, axis=0)
@@ -58,7 +63,7 @@ class Cone:
         y = np.full((len(actives), self.size), -1.0)
         for row, active in enumerate(actives):
             y[row, active] = 1.0
-        return self.xp.asarray(y)
+        return self.xp.asarray(y, dtype=self.dtype)
 
     def inputs(self, x: Array) -> np.ndarray:
         """Points of the cone [p, D] as inputs of the classifier [p, d]: scaled to the box, or divided by t."""

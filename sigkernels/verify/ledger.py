@@ -10,10 +10,12 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate, Verdict
-from .check import prove, prove_witnesses, trivial_bounds
+from .check import prove, trivial_bounds
 from .cone import Found
 from .problem import Problem, Sets
+from .witness_check import prove_witnesses
 
+CLOSED = 1e-6  # an interval this narrow, relative to its radius, is closed
 OUTWARD = 1e-9  # what is reported is this much weaker than what was proved, so that any BLAS proves it again
 
 
@@ -28,9 +30,9 @@ def _up(bound: float) -> float:
 class Ledger:
     """Bounds and certificates of m sets. Only what the checker proves enters."""
 
-    def __init__(self, problem: Problem, sets: Sets, radius: bool, on_settled: Callable[[int], None]):
+    def __init__(self, problem: Problem, sets: Sets, on_settled: Callable[[int], None]):
         self.problem, self.sets = problem, sets
-        self.target = math.inf if radius else problem.tol
+        self.target = problem.tol  # the radius that matters: bounds are not made closer than that
         self.on_settled = on_settled
         m = len(sets)
         self.lo = np.full(m, -math.inf)
@@ -58,6 +60,15 @@ class Ledger:
         """Whether nothing more can be asked about set i."""
         tol = self.problem.tol
         return bool(self.no[i] or (self.yes[i] and (self.lo[i] >= tol or self.hi[i] < tol)))
+
+    def is_closed(self, i: int) -> bool:
+        """Whether the two bounds on the radius of set i agree."""
+        return bool(self.hi[i] - self.lo[i] <= CLOSED * abs(self.hi[i]))
+
+    def closed(self) -> ndarray:
+        """The sets whose bounds agree [m]."""
+        with np.errstate(invalid="ignore"):
+            return self.hi - self.lo <= CLOSED * np.abs(self.hi)
 
     def open(self) -> ndarray:
         """The numbers of the sets that are not settled."""

@@ -7,8 +7,11 @@ to be proved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy import ndarray
+from scipy.linalg import lapack
 
 ROUNDS = 30
 SMALL = 60_000  # entries of a matrix that is given to the solver whole
@@ -91,20 +94,33 @@ def polish(
     sign[np.isin(support, active)] = 1.0
     a = (sign[:, None] * rows[support]).astype(np.longdouble)
     shift = np.zeros(len(support)) if offset is None else sign * offset[support]
-    free = np.abs(x) < box * (1 - 1e-9)
+    free = np.abs(x) < box * (1 - 1e-7)
     wide = x.astype(np.longdouble)
     wide[~free] = np.sign(x[~free]) * box
-    lam = weights.astype(np.longdouble)
-    tight = a[:, free].astype(np.float64)
-    system = np.concatenate([tight, -np.ones((len(support), 1))], axis=1)
-    for _ in range(3):
-        margins = a @ wide + shift
-        step = np.linalg.lstsq(system, (margins.mean() - margins).astype(np.float64), rcond=None)[0]
+    lam = weights.astype(np.longdouble) / weights.sum()
+    system = np.concatenate([a[:, free].astype(np.float64), -np.ones((len(support), 1))], axis=1)
+    solve, solve_transposed = _solvers(system)
+    goal = np.zeros(system.shape[1])
+    goal[-1] = -1.0
+    level = np.longdouble((a @ wide + shift).mean())
+    for _ in range(2):
+        step = solve((level - shift - a @ wide).astype(np.float64))
         wide[free] += step[:-1]
-        residual = (a[:, free].T @ lam).astype(np.float64)
-        lam -= np.linalg.lstsq(tight.T, residual, rcond=None)[0]
+        level += step[-1]
+        residual = goal - np.append(a[:, free].T @ lam, -lam.sum()).astype(np.float64)
+        lam += solve_transposed(residual)
     keep = np.asarray(lam > 0)
     return np.clip(wide.astype(np.float64), -box, box), support[keep], lam.astype(np.float64)[keep]
+
+
+def _solvers(system: ndarray) -> tuple[Callable[[ndarray], ndarray], Callable[[ndarray], ndarray]]:
+    """``S v = r`` and ``Sᵀ v = r``: by one factorisation where S is square (a vertex), in least squares elsewhere."""
+    if system.shape[0] == system.shape[1]:
+        lu, pivots, failed = lapack.dgetrf(system)
+        if not failed:
+            return (lambda r: lapack.dgetrs(lu, pivots, r)[0]), (lambda r: lapack.dgetrs(lu, pivots, r, trans=1)[0])
+    inverse = np.linalg.pinv(system)
+    return (lambda r: inverse @ r), (lambda r: r @ inverse)
 
 
 def closed(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, concat, matvec, mT, smallest, solve, solve_definite, to_numpy
+from .arrays import Array, concat, keep, matvec, mT, smallest, solve, solve_definite, to_numpy
 from .cone import Cone, Found
 from .problem import Sets
 
@@ -26,7 +26,12 @@ WIDE = 90  # from this width on, sets are solved one at a time
 LANES = (8, 64)  # sets that are solved together, at least and at most
 GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
 LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
-PROX = 1e-10  # of the mean curvature: makes the Hessian definite, and does not move the minimum
+PROX = {8: 1e-10, 4: 1e-6}  # by bytes, of the mean curvature: makes the Hessian definite, and does not move the minimum
+FLAT = {8: 3e-15, 4: 1e-6}  # … of the gradient, where it has vanished as far as this precision can tell
+
+
+def _bytes(xp: Any, x: Array) -> int:
+    return 4 if x.dtype == xp.float32 else 8
 
 
 class Hinge(NamedTuple):
@@ -65,12 +70,13 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
     lanes = xp.arange(batch)
     finished = []
     eye = xp.eye(d, dtype=x.dtype)
+    prox, flat = PROX[_bytes(xp, x)], FLAT[_bytes(xp, x)]
     s = 1.0 - matvec(xp, a, x)
     for step in range(steps + 1):
         hinge = xp.where(s > 0, s, xp.zeros_like(s))
         g = matvec(xp, mT(a), hinge)  # -∇f
         yes = xp.max(s, axis=1) < 0.9  # every a_i·x is clearly positive: a witness, if not yet the minimum
-        no = xp.max(xp.abs(g), axis=1) <= 3e-15 * xp.sum(hinge, axis=1)
+        no = xp.max(xp.abs(g), axis=1) <= flat * xp.sum(hinge, axis=1)
         done = yes | no if step < steps else xp.ones_like(yes)
         if bool(xp.any(done)):
             at = xp.nonzero(done)[0]
@@ -83,7 +89,7 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
         masked = xp.where((s > 0)[:, :, None], a, xp.zeros_like(a))
         h = xp.matmul(mT(masked), a)
         trace = xp.sum(h * eye[None, :, :], axis=(1, 2))
-        h = h + ((PROX / d) * trace + 1e-30)[:, None, None] * eye[None, :, :]
+        h = h + ((prox / d) * trace + 1e-30)[:, None, None] * eye[None, :, :]
         direction = solve(xp, h, g)
         t = _step_length(xp, s, matvec(xp, a, direction))
         x = x + t[:, None] * direction
@@ -99,6 +105,7 @@ def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 
     It is built from the violated rows only, and changed by the rows that come and go where those are few.
     """
     eye = xp.eye(rows.shape[1], dtype=x.dtype)
+    size = _bytes(xp, x)
     h, before = None, None
     s = 1.0 - y * xp.matmul(rows, x)
     for _ in range(steps):
@@ -108,7 +115,7 @@ def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 
         if bool(xp.max(s) < enough):
             break
         g = xp.matmul(y * hinge, rows)
-        if bool(xp.max(xp.abs(g)) <= 3e-15 * xp.sum(hinge)):
+        if bool(xp.max(xp.abs(g)) <= FLAT[size] * xp.sum(hinge)):
             break
         changed = xp.nonzero(violated != before)[0] if h is not None else at
         if h is None or 2 * changed.shape[0] >= at.shape[0]:
@@ -119,7 +126,7 @@ def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 
             gone = xp.where(xp.take(violated, changed), xp.ones_like(part[:, 0]), -xp.ones_like(part[:, 0]))
             h = h + xp.matmul(mT(part), part * gone[:, None])
         before = violated
-        prox = PROX * float(xp.sum(h * eye)) / rows.shape[1] + 1e-30
+        prox = PROX[size] * float(xp.sum(h * eye)) / rows.shape[1] + 1e-30
         direction = solve_definite(xp, h + prox * eye, g)
         change = y * xp.matmul(rows, direction)
         t = _step_length(xp, s[None, :], change[None, :])
@@ -144,7 +151,7 @@ def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3)
     for row, active in enumerate(actives):
         index[row, : len(active)] = active
         weight[row, : len(active)] = max(1.0, emphasis * cone.size / max(1, len(active)))
-    w = xp.asarray(weight)
+    w = xp.asarray(weight, dtype=cone.dtype)
     rows = xp.reshape(xp.take(cone.rows, xp.asarray(index.ravel()), axis=0), (*index.shape, cone.width))
     present = xp.where(w > 0, xp.ones_like(w), xp.zeros_like(w))
     h = cone.gram[None, :, :] + xp.matmul(mT(rows), rows * (w - present)[:, :, None])
@@ -230,25 +237,14 @@ def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
                 break
             lanes = lanes[to_numpy(go)]
             x, y, margins, work = (xp.take(v, go, axis=0) for v in (x, y, margins, work))
-            chosen = _keep(xp, margins, work)  # rows in play stay, the worst of the others come in
+            chosen = keep(xp, margins, work)  # rows in play stay, the worst of the others come in
             m = min(cone.size, m + width)
-
-
-def _keep(xp: Any, margins: Array, work: Array) -> Array:
-    """Scores for the next working rows: those in use get -∞, the others their margins."""
-    if hasattr(xp, "put_along_axis"):
-        scores = xp.asarray(margins, copy=True) if xp is not np else margins.copy()
-        xp.put_along_axis(scores, work, xp.asarray(-float("inf")), axis=1)
-        return scores
-    place = xp.arange(margins.shape[1])[None, None, :]
-    member = xp.any(work[:, :, None] == place, axis=1)
-    return xp.where(member, xp.full_like(margins, -float("inf")), margins)
 
 
 def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.ndarray, no: np.ndarray) -> Found:
     at = np.flatnonzero(yes)
     x = cone.inputs(cone.xp.take(hinge.x, cone.xp.asarray(at), axis=0)) if at.size else np.zeros((0, cone.problem.d))
-    losers = np.flatnonzero(no)
+    losers = np.flatnonzero(no) if not cone.single else np.zeros(0, dtype=np.int64)
     dependencies = []
     if losers.size:
         rows, s = to_numpy(work), to_numpy(hinge.s)

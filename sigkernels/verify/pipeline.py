@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -20,6 +21,7 @@ from .problem import Problem
 from .report import Report, StageReport
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
 
+SINGLE_FIRST = ("cuda",)  # devices on which float32 is so much faster that witnesses are sought in it first
 MOTZKIN_WIDTH = 200  # from this width on, a cheap search for witnesses before Newton pays
 
 
@@ -51,7 +53,8 @@ def verify(
         tol: the radius from which a set counts as ``ARGMAXABLE`` rather than ``THIN``.
         box: the bound on the entries of x.
         radius: also close the interval of every radius by linear programming.
-        device: where the screens run: ``"cpu"`` (numpy) or ``"cuda"`` (cupy). Proofs are made on the CPU, in float64.
+        device: where the screens run: ``"cpu"`` (numpy) or ``"cuda"`` (cupy; witnesses are sought in float32 first).
+            Proofs are made on the CPU, in float64.
         executor: a ``concurrent.futures.Executor`` for the linear programs and the exact stage.
         progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a
             function that is called with (sets decided, sets in all).
@@ -75,9 +78,9 @@ def verify(
 
     with tasks.Progress(progress, len(sets)) as bar:
         began = time.perf_counter()
-        ledger = Ledger(problem, sets, radius, bar.add)
+        ledger = Ledger(problem, sets, bar.add)
         stages = [StageReport("constant", len(sets), int(ledger.settled().sum()), time.perf_counter() - began)]
-        for stage in _stages(problem, xp, executor):
+        for stage in _stages(problem, xp, device.split(":")[0] in SINGLE_FIRST, executor):
             which = ledger.open()
             if not len(which):
                 break
@@ -87,28 +90,42 @@ def verify(
             decided = len(which) - len(ledger.open())
             stages.append(StageReport(stage.name, len(which), decided, time.perf_counter() - began))
         if radius and problem.is_dense:
-            began = time.perf_counter()
-            ledger.begin("radius")
-            which = np.flatnonzero(ledger.yes if problem.bias is None else np.ones(len(sets), dtype=bool))
-            tasks.linear_programs(ledger, which, executor, tighten=True)
-            stages.append(StageReport("radius", len(which), 0, time.perf_counter() - began))
+            stages += _close_radii(ledger, xp, executor)
     return Report.from_ledger(problem, given, inverse, ledger, stages, notes)
 
 
-def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_Stage]:
+def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:
+    """Make the two bounds of every radius meet: an interior-point method for many sets at once, HiGHS for the rest."""
+    ledger.target = math.inf
+    wanted = ledger.yes if ledger.problem.bias is None else np.ones(len(ledger.sets), dtype=bool)
+
+    def stage(name: str, run: Callable[[np.ndarray], None]) -> StageReport:
+        which = np.flatnonzero(wanted & ~ledger.closed())
+        began = time.perf_counter()
+        ledger.begin(name)
+        run(which)
+        return StageReport(name, len(which), int(ledger.closed()[which].sum()), time.perf_counter() - began)
+
+    yield stage("radius", lambda which: tasks.interior_points(ledger, which, xp))
+    if np.any(wanted & ~ledger.closed()):
+        yield stage("radius lp", lambda which: tasks.linear_programs(ledger, which, executor))
+
+
+def _stages(problem: Problem, xp: Any, single: bool, executor: Executor | None) -> Iterable[_Stage]:
     """The stages for this problem, in order; the unit rows are made only if a stage needs them."""
-    cone: list[Cone] = []
+    cones: dict[bool, Cone] = {}
 
-    def unit_rows() -> Cone:
-        if not cone:
-            cone.append(Cone(problem, xp))
-        return cone[0]
+    def unit_rows(single: bool) -> Cone:
+        if single not in cones:
+            cones.clear()
+            cones[single] = Cone(problem, xp, single)
+        return cones[single]
 
-    def screen(find: Callable[..., Iterable[Found]]) -> Callable[[Ledger, np.ndarray], None]:
+    def screen(find: Callable[..., Iterable[Found]], single: bool = False) -> Callable[[Ledger, np.ndarray], None]:
         def run(ledger: Ledger, which: np.ndarray) -> None:
             # A screen may fail on numbers it cannot handle: what it leaves open goes to the next stage.
             with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
-                for found in find(unit_rows(), ledger.sets, which):
+                for found in find(unit_rows(single), ledger.sets, which):
                     ledger.offer_found(found)
 
         return run
@@ -118,8 +135,11 @@ def _stages(problem: Problem, xp: Any, executor: Executor | None) -> Iterable[_S
     if not problem.is_dense:
         return
     if problem.k < 0 and problem.d >= MOTZKIN_WIDTH:
-        yield _Stage("motzkin", screen(motzkin))
-    yield _Stage("newton", screen(newton if problem.k < 0 else newton_on_all_rows))
+        yield _Stage("motzkin", screen(motzkin, single))
+    search = newton if problem.k < 0 else newton_on_all_rows
+    if single:
+        yield _Stage("newton float32", screen(search, single=True))
+    yield _Stage("newton", screen(search))
     yield _Stage("lp", lambda ledger, which: tasks.linear_programs(ledger, _worth_a_program(ledger, which), executor))
     if problem.k < 0:
         yield _Stage("exact", lambda ledger, which: tasks.exact_alternatives(ledger, which, executor))

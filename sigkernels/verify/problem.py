@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from .circle import LOW_ERROR, dft_low
 from .rounding import SLOP, U, gamma, row_norms
 
 
@@ -65,7 +66,9 @@ class Problem:
         self.d = self.dft_columns + weight.shape[1]
         self.tol = float(tol)
         self.box = float(box)
-        self.entry_error = DFT_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0  # of the DFT columns
+        # Of the DFT columns: in float64, and together with their low parts.
+        self.entry_error = DFT_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0
+        self.low_error = LOW_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0
 
     @cached_property
     def matrix(self) -> ndarray:
@@ -84,6 +87,12 @@ class Problem:
         if self.is_dense:
             return self.matrix[labels]
         return np.concatenate([dft_matrix(self.n, self.k, labels), self.weight[labels]], axis=1)
+
+    def low(self, labels: ndarray) -> ndarray:
+        """What the DFT columns of these rows lack in float64 [p, 2k+1]; nothing without a DFT part."""
+        if self.k < 0:
+            return np.zeros((len(labels), 0))
+        return dft_low(self.n, self.k, labels, self.rows(labels)[:, : self.dft_columns])
 
     def logits(self, x: ndarray) -> ndarray:
         """``W x + c`` for inputs [m, d] → [m, n]; a large DFT is made in blocks of labels."""

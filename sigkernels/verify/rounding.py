@@ -7,6 +7,9 @@ Bounds are themselves computed in binary64; each is inflated by ``SLOP`` so that
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -27,6 +30,13 @@ def two_sum(a: ndarray, b: ndarray) -> tuple[ndarray, ndarray]:
     s = a + b
     part = s - a
     return s, (a - (s - part)) + (b - part)
+
+
+def two_parts(values: Iterable[Any]) -> tuple[ndarray, ndarray]:
+    """Numbers (Fractions or floats) as ``high + low``, float64 each; what two floats cannot hold is lost."""
+    numbers = [Fraction(v) for v in values]
+    high = np.array([float(v) for v in numbers])
+    return high, np.array([float(v - Fraction(h)) for v, h in zip(numbers, high.tolist(), strict=True)])
 
 
 def _split(a: ndarray) -> tuple[ndarray, ndarray]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, as_completed
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate
 from .exact import MAX_WIDTH, gordan_alternative
+from .interior import Item, balls
 from .ledger import Ledger
-from .lp import programs
+from .lp import polish, programs
+from .refine import Vertex
 
 
 class Progress:
@@ -66,34 +69,82 @@ def _spread(executor: Executor | None, function: Callable[..., Any], shared: tup
         yield from future.result()
 
 
-def _solve_programs(
-    rows: ndarray, offset: ndarray | None, box: float, items: list[tuple[int, ndarray, ndarray | None]]
-) -> list[tuple[int, Any]]:
-    return [(i, programs(rows, offset, active, box, start)) for i, active, start in items]
+class _Rows(NamedTuple):
+    """The rows of W that are not zero, with unit norm."""
+
+    labels: ndarray  # [p]
+    rows: ndarray  # [p, d]
+    offset: ndarray | None  # [p] c_i/‖w_i‖
+    norms: ndarray  # [p]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> _Rows:
+        problem = ledger.problem
+        norms = problem.norms[1]
+        labels = np.flatnonzero(norms > 0)
+        offset = None if problem.bias is None else problem.bias[labels] / norms[labels]
+        return cls(labels, problem.matrix[labels] / norms[labels, None], offset, norms[labels])
+
+    def items(self, ledger: Ledger, which: ndarray) -> list[Item]:
+        """The sets of these numbers, on the numbering of these rows."""
+        place = np.full(ledger.problem.n, -1)
+        place[self.labels] = np.arange(len(self.labels))
+        found = ((i, place[ledger.sets[i]], ledger.point(i)) for i in which.tolist())
+        return [Item(i, active[active >= 0], start) for i, active, start in found]
+
+    def offer(self, ledger: Ledger, i: int, x: ndarray, support: ndarray, multipliers: ndarray) -> None:
+        """Have a point and multipliers of unit rows proved."""
+        ledger.offer(i, Certificate("witness", witness=x))
+        if len(support) and not (ledger.is_settled(i) and ledger.target < np.inf):
+            kind = "dual" if ledger.yes[i] or ledger.no[i] else "gordan"
+            raw = multipliers / self.norms[support]
+            ledger.offer(i, Certificate(kind, support=self.labels[support], multipliers=raw))
 
 
-def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None, tighten: bool = False) -> None:
+def _refine(ledger: Ledger, i: int, x: ndarray, support: ndarray) -> None:
+    """Have the vertex with these tight labels proved in twice the precision."""
+    vertex = Vertex(ledger.problem, ledger.sets[i], x, support)
+    answer = vertex.solve() if vertex.is_square() else None
+    if answer is not None:
+        point, multipliers = answer
+        ledger.offer(i, Certificate("witness", witness=point))
+        if all(m > 0 for m in multipliers):
+            ledger.offer(i, Certificate("dual", support=support, multipliers=multipliers))
+
+
+def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
+    """Offer the largest balls that the interior-point method finds, each sharpened to the vertex it is close to."""
+    if not len(which):
+        return
+    mine = _Rows.of(ledger)
+    items = mine.items(ledger, which)
+    active = {item.number: item.active for item in items}
+    with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
+        for ball in balls(xp, mine.rows, mine.offset, ledger.problem.box, items):
+            vertex = ball.x, ball.support[ball.tight], ball.multipliers[ball.tight]
+            sharp = polish(mine.rows, mine.offset, active[ball.number], ledger.problem.box, *vertex)
+            mine.offer(ledger, ball.number, *sharp)
+            if not ledger.is_closed(ball.number):
+                mine.offer(ledger, ball.number, ball.x, ball.support, ball.multipliers)
+
+
+def _solve_programs(rows: ndarray, offset: ndarray | None, box: float, items: list[Item]) -> list[tuple[int, Any]]:
+    return [(item.number, programs(rows, offset, item.active, box, item.start)) for item in items]
+
+
+def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
     """Offer the point and the multipliers of the Chebyshev program of each set."""
     if not len(which):
         return
-    problem = ledger.problem
-    norms = problem.norms[1]
-    keep = np.flatnonzero(norms > 0)
-    rows = problem.matrix[keep] / norms[keep, None]
-    offset = None if problem.bias is None else problem.bias[keep] / norms[keep]
-    items = []
-    for i in which.tolist():
-        active = np.flatnonzero(np.isin(keep, ledger.sets[i]))
-        items.append((i, active, ledger.point(i)))
-    for i, answers in _spread(executor, _solve_programs, (rows, offset, problem.box), items):
-        for x, support, multipliers in answers:
-            if tighten and ledger.hi[i] - ledger.lo[i] <= 1e-6 * abs(ledger.hi[i]):
-                break
-            ledger.offer(i, Certificate("witness", witness=x))
-            if len(support) and (tighten or not ledger.is_settled(i)):
-                raw = multipliers / norms[keep[support]]
-                kind = "dual" if ledger.yes[i] or ledger.no[i] else "gordan"
-                ledger.offer(i, Certificate(kind, support=keep[support], multipliers=raw))
+    mine = _Rows.of(ledger)
+    shared = (mine.rows, mine.offset, ledger.problem.box)
+    for i, answers in _spread(executor, _solve_programs, shared, mine.items(ledger, which)):
+        for answer in answers:
+            if not ledger.is_closed(i):
+                mine.offer(ledger, i, *answer)
+        for x, support, _ in answers:
+            if ledger.target == np.inf and not ledger.is_closed(i):
+                _refine(ledger, i, x, mine.labels[support])
 
 
 def _solve_exactly(

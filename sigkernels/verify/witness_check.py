@@ -1,0 +1,198 @@
+"""Witnesses: what an input of the classifier proves about the radius of a label set.
+
+Part of the checker: nothing here knows how a witness was found.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+from numpy import ndarray
+
+from .problem import Problem, Sets
+from .rounding import SLOP, TINY, U, exact_dots, gamma, norm_upper, two_parts
+
+EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
+
+
+def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float) -> tuple[ndarray, ndarray]:
+    """Lower bounds on the radius for witnesses ``x`` [m, d] of the sets ``which`` [m], and whether all signs hold.
+
+    One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
+    """
+    lo = np.full(len(which), -math.inf)
+    holds = np.zeros(len(which), dtype=bool)
+    step = max(1 if problem.is_dense else 8, 2_000_000 // problem.n)  # rows of a large DFT are made once per part
+    for start in range(0, len(which), step):
+        part = slice(start, start + step)
+        logits = problem.logits(x[part])  # [step, n]
+        for row, i in enumerate(which[part]):
+            at = start + row
+            lo[at], holds[at], _ = prove_witness(problem, sets[int(i)], x[at], target, logits[row])
+    return lo, holds
+
+
+def prove_witness(
+    problem: Problem, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
+) -> tuple[float, bool, str]:
+    """A lower bound on ``min_i y_i(w_i·x + c_i)/‖w_i‖`` in the box, whether every sign is proved, and why not.
+
+    Rows whose float64 bound falls short of their sign, or of ``target`` where they might reach it, are summed exactly.
+    """
+    if x.shape != (problem.d,):
+        return -math.inf, False, f"its witness has shape {x.shape}, expected ({problem.d},)"
+    rest = None  # what x holds beyond float64
+    if x.dtype == object:
+        if not all(isinstance(v, Fraction) for v in x):
+            return -math.inf, False, "its witness holds something other than Fractions"
+        if problem.k < 0:
+            return _exact_witness(problem, active, x)
+        exact, (x, rest) = x, two_parts(x)
+        if not all(Fraction(h) + Fraction(r) == v for h, r, v in zip(x.tolist(), rest.tolist(), exact, strict=True)):
+            return -math.inf, False, "for a DFT a witness must be a sum of two floats per entry"
+        if max(map(abs, exact), default=Fraction(0)) > Fraction(problem.box):
+            return -math.inf, False, "its exact witness is outside the box"
+    x = x.astype(np.float64, copy=False)
+    if not np.all(np.isfinite(x)):
+        return -math.inf, False, "its witness is not finite"
+    if logits is None:
+        logits = problem.logits(x[None, :])[0]
+    largest = float(np.max(np.abs(x), initial=0.0))
+    inside = 1.0 if largest <= problem.box else problem.box / largest * (1.0 - 8 * U)
+
+    # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
+    low, high = problem.norms
+    margins = -logits
+    margins[active] = logits[active]
+    error = (gamma(problem.d + 3) * norm_upper(x)) * high
+    if problem.bias is not None:
+        error += gamma(problem.d + 3) * np.abs(problem.bias)
+    doubt = TINY
+    if problem.k >= 0:
+        doubt += problem.entry_error * float(np.abs(x[: problem.dft_columns]).sum()) * SLOP
+    error += doubt
+    if rest is not None:
+        error += 2.0 * norm_upper(rest) * high
+    margins -= error
+    # Written so that NaN and overflow count as close.
+    if math.isfinite(target):
+        goal = target / inside * high
+        settled = (margins >= goal) | (margins + 2 * error < goal)
+    else:
+        goal = _reachable(margins, error, low, high)
+        settled = margins >= goal
+    clear = (margins > 0) & (margins < 1e290) & settled
+    close = np.flatnonzero(~clear)
+    if close.size:
+        wrong = close[margins[close] < -2.0 * SLOP * error[close]]
+        if close.size <= EXACT_ROWS and not wrong.size:
+            sums = _exact_margins(problem, active, close, x, rest, doubt, goal)
+            if sums is not None:
+                margins[close] = sums
+        wrong = np.flatnonzero(~(margins > 0))
+        if wrong.size:
+            reason = f"label {int(wrong[0])} does not provably have its sign at its witness"
+            if inside < 1.0 or not np.all(np.isfinite(margins)):
+                return -math.inf, False, reason
+            rows = low > 0
+            lengths = np.where(margins < 0, low, high)
+            radius = float(np.min(margins[rows] / lengths[rows], initial=math.inf))
+            return radius, False, reason
+    rows = high > 0  # a zero row has its sign by its bias and bounds no ball
+    radius = float(np.min(margins[rows] / high[rows], initial=math.inf)) * (1.0 - 8 * U)
+    if inside < 1.0:
+        if problem.bias is not None:
+            return -math.inf, True, ""  # argmaxable, but this input is outside the box
+        radius *= inside
+    return radius, True, ""
+
+
+def _exact_margins(
+    problem: Problem, active: ndarray, close: ndarray, x: ndarray, rest: ndarray | None, doubt: float, goal: ndarray
+) -> ndarray | None:
+    """Lower bounds on the margins of the rows ``close``, summed exactly; None where that cannot be done.
+
+    Where the rounding of the DFT decides, its low parts are added to the sums.
+    """
+    sign = np.where(np.isin(close, active), 1.0, -1.0)
+    bias = None if problem.bias is None else problem.bias[close]
+    rows = problem.rows(close)
+    point = x
+    if rest is not None:
+        rows, point = np.concatenate([rows, rows], axis=1), np.concatenate([x, rest])
+    sums = exact_dots(rows, point, bias)
+    if sums is None:
+        return None
+    margins = sign * sums - 2 * U * np.abs(sums) - doubt * SLOP
+    if problem.k < 0:
+        return margins
+    low, high = problem.norms[0][close], problem.norms[1][close]
+    best = float(np.min((margins + 2 * doubt * SLOP) / low))
+    wanted = np.minimum(goal[close], max(best, 0.0) * high * SLOP * SLOP)
+    blurred = np.flatnonzero((margins < wanted) & (margins > -3 * doubt))
+    if blurred.size:
+        missing = problem.low(close[blurred])
+        dft = point[: problem.dft_columns]
+        parts, points = [rows[blurred], missing], [point, dft]
+        if rest is not None:
+            parts, points = [*parts, missing], [*points, rest[: problem.dft_columns]]
+        both = np.concatenate(points)
+        exact = exact_dots(np.concatenate(parts, axis=1), both, None if bias is None else bias[blurred])
+        if exact is not None:
+            left = problem.low_error * float(np.abs(both).sum()) * SLOP + TINY
+            margins[blurred] = sign[blurred] * exact - 2 * U * np.abs(exact) - left
+    return margins
+
+
+def _reachable(margins: ndarray, error: ndarray, low: ndarray, high: ndarray) -> ndarray:
+    """The least margin each row needs so as not to lower the radius: what the lowest row can reach at best."""
+    rows = low > 0
+    best = float(np.min((margins[rows] + 2 * error[rows]) / low[rows], initial=math.inf))
+    return best * high if math.isfinite(best) else np.zeros_like(high)
+
+
+def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float, bool, str]:
+    """The same for a witness of Fractions, for matrices whose entries are exact."""
+    _, high = problem.norms
+    largest = max((abs(v) for v in x), default=Fraction(0))
+    scale = largest or Fraction(1)
+    rounded = np.array([float(v / scale) for v in x])
+    logits = problem.matrix @ rounded
+    if problem.bias is not None:
+        logits += problem.bias * float(1 / scale)
+    margins = -logits
+    margins[active] = logits[active]
+    # The rounded witness settles most rows; the rest are summed as fractions.
+    error = gamma(problem.d + 6) * norm_upper(rounded) * high + TINY
+    if problem.bias is not None:
+        error += gamma(problem.d + 6) * np.abs(problem.bias) * float(1 / scale)
+    margins -= error
+    rows = high > 0
+    lowest = math.inf
+    settled = rows & (margins > 4 * error) & (margins < 1e290)
+    if settled.any():
+        lowest = _down(Fraction(float(np.min(margins[settled] / high[settled]))) * scale)
+    for i in np.flatnonzero(~settled).tolist():
+        logit = sum((Fraction(float(w)) * v for w, v in zip(problem.weight[i], x, strict=True)), Fraction(0))
+        if problem.bias is not None:
+            logit += Fraction(float(problem.bias[i]))
+        margin = logit if i in active else -logit
+        if margin <= 0:
+            return -math.inf, False, f"label {i} does not have its sign at its witness"
+        if rows[i]:
+            lowest = min(lowest, _down(margin / Fraction(float(high[i]))))
+    if largest > problem.box:
+        if problem.bias is not None:
+            return -math.inf, True, ""
+        lowest *= _down(Fraction(problem.box) / largest)
+    return lowest, True, ""
+
+
+def _down(value: Fraction) -> float:
+    """A float64 no larger than this positive fraction (0 where it underflows)."""
+    try:
+        return float(value) * (1.0 - 4 * U)
+    except OverflowError:
+        return 1e300

@@ -1,0 +1,79 @@
+"""Regions thinner than float64 can tell: the DFT beyond float64, vertices in twice the precision, what may be forged."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+
+import sigkernels as sk
+from sigkernels.verify import Report, verify
+from sigkernels.verify.certificate import Certificate
+from sigkernels.verify.check import prove
+from sigkernels.verify.circle import LOW_ERROR, dft_low
+from sigkernels.verify.problem import dft_matrix
+
+THIN = [[5, 700, 702], [100, 101, 900], [3, 4, 5], [10, 12, 14]]  # radius 1e-7 and below in a box of 1e4
+
+
+@pytest.fixture(scope="module")
+def report():
+    return verify(sk.DFTHead(7, 1500, 3, 0), THIN, radius=True)
+
+
+@pytest.mark.parametrize(("n", "k"), ((1500, 3), (7, 3), (97, 20), (999_983, 2)))
+def test_the_two_parts_of_the_dft_are_within_their_bound(n, k):
+    labels = np.unique(np.linspace(0, n - 1, 7).astype(np.int64))
+    high = dft_matrix(n, k, labels)
+    low = dft_low(n, k, labels, high)
+    with mpmath.workprec(220):
+        scale = mpmath.sqrt(mpmath.mpf(2) / n)
+        for row, label in enumerate(labels.tolist()):
+            for column in range(2 * k + 1):
+                angle = 2 * mpmath.pi * ((column + 1) // 2) * label / n
+                wave = 1 / mpmath.sqrt(2) if column == 0 else mpmath.cos(angle) if column % 2 else mpmath.sin(angle)
+                error = scale * wave - mpmath.mpf(high[row, column]) - mpmath.mpf(low[row, column])
+                assert abs(error) <= LOW_ERROR * scale
+
+
+def test_the_interval_of_a_thin_region_closes(report):
+    gap = (report.radius_hi - report.radius_lo) / report.radius_hi
+    assert np.all(gap <= 1e-6)
+    assert report.radius_lo.min() < 1e-6
+    assert report.check()
+    assert f"closed to 1e-06 of its size for {len(THIN)} of {len(THIN)} sets" in report.summary()
+
+
+def test_exact_sums_of_two_floats_survive_a_file(report, tmp_path):
+    report.save(tmp_path / "thin.npz")
+    assert Report.load(tmp_path / "thin.npz").check()
+
+
+def test_a_forged_vertex_is_rejected(report):
+    x = np.array([Fraction(v) for v in report.witness(0)], dtype=object)
+    active = np.array(THIN[0])
+    honest = prove(report.problem, active, Certificate("witness", witness=x))
+    assert honest.argmaxable
+    outside = x.copy()
+    outside[0] = Fraction(report.problem.box) * 2
+    assert not prove(report.problem, active, Certificate("witness", witness=outside)).argmaxable
+    third = x.copy()
+    third[1] += Fraction(1, 3)  # no sum of two floats
+    assert not prove(report.problem, active, Certificate("witness", witness=third)).argmaxable
+    moved = x.copy()
+    moved[1] += Fraction(1, 2**10)
+    assert prove(report.problem, active, Certificate("witness", witness=moved)).lo < honest.lo
+
+
+def test_wrong_multipliers_do_not_lower_the_upper_bound(report):
+    for i, active in enumerate(THIN):
+        certificate = report.certificate(i)
+        if certificate.multipliers is None:
+            certificate = certificate.bounds
+        assert certificate is not None and certificate.multipliers is not None
+        for factor in (Fraction(1, 2), Fraction(3, 2)):
+            multipliers = np.array([Fraction(m) for m in certificate.multipliers], dtype=object)
+            multipliers[0] *= factor
+            forged = replace(certificate, kind="dual", multipliers=multipliers, witness=None, roots=None, bounds=None)
+            assert prove(report.problem, np.array(active), forged).hi >= report.radius_lo[i]
