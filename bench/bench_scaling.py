@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import sigkernels as sk
 from sigkernels import datasets
-from sigkernels.demo.memory import peak_bytes
+from sigkernels.memory import peak_bytes
 
 QUICK = bool(os.environ.get("SIGKERNELS_BENCH_QUICK"))
 ROWS, K, SLACK = 64, 50, 64
@@ -81,8 +81,8 @@ def test_step(benchmark, who: str, n: int) -> None:
     step = IMPLEMENTATIONS[who](x, slack, targets, n)
 
     def clean_step() -> None:
-        x.grad = slack.grad = None
         step()
+        x.grad = slack.grad = None
 
     benchmark.group = f"training step, n={n:,}, {ROWS} rows, k={K}, slack={SLACK}"
     benchmark.extra_info.update(who=who, n=n, rows=ROWS, peak_bytes=peak_bytes(clean_step, repeats=1))

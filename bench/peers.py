@@ -108,22 +108,3 @@ def interleaved(functions: dict[str, Callable[[], object]], seconds: float = 3.0
             function()
             samples[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in samples.items()}
-
-
-def peak_bytes(function: Callable[[], object]) -> int | None:
-    """Memory that one call adds at its peak: resident set, Linux only."""
-    if not Path("/proc/self/clear_refs").exists():
-        return None
-    function()
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    before = _status("VmRSS")
-    function()
-    return _status("VmHWM") - before
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    return 0

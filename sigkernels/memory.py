@@ -18,11 +18,12 @@ RESET_PEAK = "5"  # see proc(5)
 def peak_bytes(work: Callable[[], object], repeats: int = 3) -> int | None:
     """The largest resident memory during ``work()`` minus that before it: the least of a few runs.
 
-    ``None`` where there is no Linux /proc to ask.
+    What ``work`` leaves behind must be gone when it returns (gradients above all), or the next run would only replace
+    it and seem to need less. ``None`` where there is no Linux /proc to ask.
     """
     if not CLEAR_REFS.exists():
         return None
-    work()  # the first run pays for what stays: thread pools, caches, gradients
+    work()  # the first run pays for what stays: thread pools, caches
     added = []
     for _ in range(repeats):
         gc.collect()
