@@ -15,9 +15,7 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # see proc(5)
 
 
-def peak_bytes(
-    work: Callable[[], object], repeats: int = 3, warm_up: Callable[[], object] | None = None
-) -> int | None:
+def peak_bytes(work: Callable[[], object], repeats: int = 3, warm_up: Callable[[], object] | None = None) -> int | None:
     """The largest resident memory during ``work()`` minus that before it: the least of a few runs.
 
     ``warm_up`` (``work`` itself unless given) runs first and pays for what stays: thread pools, caches. What ``work`` leaves behind must be gone when it returns (gradients above all), or the next run would only replace

@@ -41,9 +41,7 @@ def confusion_loss(
         return _call_operator(x, layer, targets, loss, reduction)
     enabled = torch.is_grad_enabled()
     beta, eta = _settings(loss)
-    return FusedConfusionLoss.apply(
-        x, layer.weight, layer.bias, beta, eta, layer, targets, loss, reduction, enabled
-    )
+    return FusedConfusionLoss.apply(x, layer.weight, layer.bias, beta, eta, layer, targets, loss, reduction, enabled)
 
 
 def _settings(loss: ConfusionLoss) -> list[Tensor | None]:
