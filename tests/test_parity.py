@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -24,6 +25,16 @@ from sigkernels.functional import linear_loss, lml, lml_nll
 def ours_on_logits(z, y, loss, reduction="mean"):
     """Our fused loss of given logits: the layer is the identity."""
     return linear_loss(z, torch.eye(z.shape[1], dtype=z.dtype), y, loss=loss, reduction=reduction)
+
+
+def test_the_tests_that_the_document_names_exist():
+    document = Path(__file__).resolve().parent.parent / "docs" / "parity.md"
+    if not document.exists():
+        pytest.skip("needs the source tree")
+    known = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    named = set(re.findall(r"(?:`|::)(test_\w+)`", document.read_text()))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if f"def {name}(" not in known] == []
 
 
 # -- Taming the Sigmoid Bottleneck ----------------------------------------------------------------------------------

@@ -105,10 +105,10 @@ class FusedConfusionLoss(torch.autograd.Function):
 
 def _remake(ctx: Any) -> list[Tensor | None]:
     """The gradients by another sweep, for a second backward pass through a retained graph."""
-    x, weight, bias, _, _, *arrays = ctx.saved_tensors
+    x, weight, bias, _, _, indices, offsets, dense = ctx.saved_tensors
     meta, loss, reduction = ctx.call
     layer = Layer(weight, bias, *meta)
-    targets = _targets(*arrays, layer.num_labels)
+    targets = _targets(indices, offsets, dense, layer.num_labels)
     return list(_evaluate(ctx.backend, x, layer, targets, loss, reduction, ctx.needs)[1:])
 
 
