@@ -13,6 +13,7 @@ workspace that later steps find in place.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -64,7 +65,8 @@ def measure(name: str, who: str) -> dict[str, Any]:
 
 
 def in_fresh_process(name: str, who: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, name, who], stdout=subprocess.PIPE, text=True, check=True)
+    same = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, __file__, name, who], stdout=subprocess.PIPE, text=True, check=True, env=same)
     told = json.loads(done.stdout)
     if told["peak_bytes"] is not None:
         told["beyond_gradients"] = told["peak_bytes"] - told["gradient_bytes"]

@@ -41,11 +41,11 @@ def ratios(records: Sequence[Any]) -> Any:
         return None
     figure, axes = htmlreport.new_figure(8.4, 0.9 + 0.235 * len(lines))
     axes.axvline(1, color="#1d2730", linewidth=1)
-    for place, (_, peers) in enumerate(lines):
+    for place, (group, peers) in enumerate(lines):
         best = max(factor for _, factor in peers)
         axes.plot([1, best], [place, place], color="#cfd8de", linewidth=1.2, zorder=1)
         for who, factor in peers:
-            hollow = "no DFT" in who
+            hollow = "no DFT" in who and "k=-1" not in group
             colour = PEERS[_kind(who)]
             axes.plot(factor, place, "o", color=colour, markersize=6, markerfacecolor="white" if hollow else colour)
     for kind, colour in PEERS.items():
@@ -54,6 +54,9 @@ def ratios(records: Sequence[Any]) -> Any:
     axes.plot([], [], "o", color=GREY, markerfacecolor="white", label="hollow: does less (no DFT part)")
     axes.set_yticks(range(len(lines)), [group for group, _ in lines], fontsize=7.5)
     axes.set(xscale="log", xlabel="time of the other / time of sigkernels (right of the line: sigkernels is faster)")
+    low, high = axes.get_xlim()
+    axes.set_xticks([t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= t <= high])
+    axes.minorticks_off()
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     axes.grid(True, axis="x", color="#e3e8ec", linewidth=0.8)
