@@ -5,7 +5,7 @@
 
 Every entry has a process of its own, so that nothing is inherited: no cache, no thread pool, no freed memory that
 malloc keeps. What is counted is what a step adds to inputs, targets and weights that are there already: the gradients,
-which have to be made (``gradient_bytes``), and everything else that lives at the peak (``beyond_gradients``).
+which have to be made (``gradient_bytes``), and everything else that lives at the peak (``beyond_gradient_bytes``).
 ``first_step_bytes`` is the same for the first step of the process, after one at a tiny size: with the tables and the
 workspace that later steps find in place.
 """
@@ -66,10 +66,12 @@ def measure(name: str, who: str) -> dict[str, Any]:
 
 def in_fresh_process(name: str, who: str) -> dict[str, Any]:
     same = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, __file__, name, who], stdout=subprocess.PIPE, text=True, check=True, env=same)
+    done = subprocess.run(
+        [sys.executable, __file__, name, who], stdout=subprocess.PIPE, text=True, check=True, env=same
+    )
     told = json.loads(done.stdout)
     if told["peak_bytes"] is not None:
-        told["beyond_gradients"] = told["peak_bytes"] - told["gradient_bytes"]
+        told["beyond_gradient_bytes"] = told["peak_bytes"] - told["gradient_bytes"]
     return told
 
 
@@ -92,7 +94,7 @@ def main(arguments: list[str]) -> None:
             told = in_fresh_process(name, who)
             if told["peak_bytes"] is None:
                 raise SystemExit("peak memory is read from /proc of Linux, which is not here")
-            keys = ("peak_bytes", "gradient_bytes", "beyond_gradients", "first_step_bytes")
+            keys = ("peak_bytes", "gradient_bytes", "beyond_gradient_bytes", "first_step_bytes")
             parts = (told[key] / 2**20 for key in keys)
             text = "{:24} {:20} {:8.1f} = {:6.1f} gradients + {:6.1f}   (first step {:8.1f})"
             print(text.format(name, who, *parts), flush=True)

@@ -143,9 +143,15 @@ def rate_text(record: Record) -> str:
     return f"{rows}, {record.rows * record.n / record.seconds:.2g} labels/s" if record.n else rows
 
 
+def _more_text(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and value is not None:
+        return f"{name.removesuffix('_bytes').replace('_', ' ')} {value / 2**20:.1f} MiB"
+    return f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+
+
 def _line(record: Record, group: list[Record]) -> tuple[str, ...]:
     factor = ratio(record, group)
-    more = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.more.items())
+    more = ", ".join(_more_text(name, value) for name, value in record.more.items())
     return (
         record.who,
         f"{seconds_text(record.seconds)} ±{50 * record.spread:.0f} %",
