@@ -273,6 +273,7 @@ def main(argv: list[str] | None = None) -> int:
     records, environment = [record for run, _ in runs for record in run], runs[0][1]
     changes = compare(records, read(args.compare)[0], args.tolerance) if args.compare else []
     command = "sigkernels bench" if "cpu" in environment else "pytest bench"
+    command += " --only SUITE, one after the other" if len(runs) > 1 and "cpu" in environment else ""
     if args.html:
         args.html.write_text(page(records, changes, environment, command), encoding="utf-8")
     if args.json:
