@@ -84,7 +84,8 @@ def fill(document: str, name: str, text: str) -> None:
 
 
 def source(told: dict[str, Any]) -> str:
-    return f"`{told['command']}`; {machine(told['environment'])}."
+    note = f" {told['note']}" if "note" in told else ""
+    return f"`{told['command']}`; {machine(told['environment'])}.{note}"
 
 
 # -- the benchmark run ----------------------------------------------------------------------------------------------
