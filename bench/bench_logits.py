@@ -10,15 +10,18 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from peers import QUICK, Case, Problem
+from peers import CLOCK, QUICK, Case, Problem, race
 
 import sigkernels as sk
 
+pytestmark = pytest.mark.benchmark(timer=CLOCK)
+
 CASES = [Case(8921, 80, 50, 64)] if QUICK else [Case(8921, 80, 50, 64), Case(100_000, 50, 64, 64)]
+WHO = ("sigkernels", "eager linear")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("who", ["sigkernels", "eager linear"])
+@pytest.mark.parametrize("who", WHO)
 def test_logits(benchmark, case, who):
     problem = Problem(case)
     x, weight = problem.x.detach(), problem.weight.detach()
@@ -30,6 +33,5 @@ def test_logits(benchmark, case, who):
     def eager():
         return F.linear(x, full)
 
-    benchmark.group = f"logits, {case}"
-    benchmark.extra_info.update(who=who, n=case.n, rows=case.rows)
-    benchmark.pedantic(ours if who == "sigkernels" else eager, rounds=15, warmup_rounds=2)
+    benchmark.extra_info.update(n=case.n, rows=case.rows)
+    race(benchmark, f"logits, {case}", who, lambda: dict(zip(WHO, (ours, eager), strict=True)))

@@ -6,19 +6,21 @@ pytest bench/bench_predict.py
 from __future__ import annotations
 
 import pytest
-import torch
 import torch.nn.functional as F
-from peers import QUICK, Case, Problem, peak_bytes
+from peers import CLOCK, QUICK, Case, Problem, peak_bytes, race
 
 from sigkernels import ops
 from sigkernels.layer import Layer
 
+pytestmark = pytest.mark.benchmark(timer=CLOCK)
+
 CASES = [Case(8921, -1, 50, 64)] if QUICK else [Case(8921, -1, 50, 64), Case(100_000, -1, 64, 64)]
 THRESHOLD = 2.0  # in logits: about 0.5% of the labels
+WHO = ("sigkernels", "eager linear + nonzero")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("who", ["sigkernels", "eager linear + nonzero"])
+@pytest.mark.parametrize("who", WHO)
 def test_predict(benchmark, case, who):
     problem = Problem(case)
     x, weight = problem.x.detach(), problem.weight.detach()
@@ -30,8 +32,6 @@ def test_predict(benchmark, case, who):
     def eager():
         return (F.linear(x, weight) > THRESHOLD).nonzero(as_tuple=True)
 
-    function = ours if who == "sigkernels" else eager
-    benchmark.group = f"predict, {case}"
-    benchmark.extra_info.update(who=who, n=case.n, rows=case.rows, peak_bytes=peak_bytes(function))
-    with torch.no_grad():
-        benchmark.pedantic(function, rounds=15, warmup_rounds=2)
+    functions = dict(zip(WHO, (ours, eager), strict=True))
+    benchmark.extra_info.update(n=case.n, rows=case.rows, peak_bytes=peak_bytes(functions[who]))
+    race(benchmark, f"predict, {case}", who, lambda: functions)

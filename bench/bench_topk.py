@@ -8,9 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from peers import QUICK, Case, Problem, peak_bytes
+from peers import CLOCK, QUICK, Case, Problem, peak_bytes, race
 
 import sigkernels as sk
+
+pytestmark = pytest.mark.benchmark(timer=CLOCK)
 
 CASES = (
     [Case(8921, -1, 50, 64)]
@@ -18,10 +20,11 @@ CASES = (
     else [Case(8921, -1, 50, 64), Case(100_000, -1, 64, 64), Case(100_000, 50, 64, 64)]
 )
 M = 10
+WHO = ("sigkernels", "eager linear + torch.topk")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("who", ["sigkernels", "eager linear + torch.topk"])
+@pytest.mark.parametrize("who", WHO)
 def test_topk(benchmark, case, who):
     problem = Problem(case)
     x, weight = problem.x.detach(), problem.weight.detach()
@@ -35,7 +38,6 @@ def test_topk(benchmark, case, who):
     def eager():
         return torch.topk(F.linear(x, full), M, dim=1)
 
-    function = ours if who == "sigkernels" else eager
-    benchmark.group = f"top {M}, {case}"
-    benchmark.extra_info.update(who=who, n=case.n, rows=case.rows, peak_bytes=peak_bytes(function))
-    benchmark.pedantic(function, rounds=15, warmup_rounds=2)
+    functions = dict(zip(WHO, (ours, eager), strict=True))
+    benchmark.extra_info.update(n=case.n, rows=case.rows, peak_bytes=peak_bytes(functions[who]))
+    race(benchmark, f"top {M}, {case}", who, lambda: functions)

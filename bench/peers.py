@@ -1,28 +1,36 @@
-"""What users would pick instead of the fused pass, and how the two are timed: one place for all suites.
+"""What users would pick instead, and how it is timed beside ours: one place for all suites.
 
-The peers get dense targets for free. ``dense`` holds the DFT matrix as a frozen buffer; ``plain`` has no DFT part at
-all: a linear layer of width s and nothing that guarantees any label set.
+The peers of the fused pass get dense targets for free. "Frozen DFT" holds the DFT matrix as a buffer and computes the
+same loss as ours; "no DFT" is a linear layer of width s, without anything that guarantees a label set.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import sigkernels as sk
+from sigkernels.memory import peak_bytes
+
+__all__ = [
+    "ACTIVE", "CLOCK", "QUICK", "STEPS", "Case", "Problem", "Step", "bracketing_lml", "interleaved", "peak_bytes", "race",
+    "samples",
+]  # fmt: skip
 
 QUICK = bool(os.environ.get("SIGKERNELS_BENCH_QUICK"))
 ACTIVE = 15  # active labels of a row
+Step = Callable[[], object]
+
+
+# -- the fused pass -------------------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -62,29 +70,39 @@ class Problem:
 
     def step(self, loss: Callable[[], Tensor]) -> Callable[[], None]:
         def run() -> None:
-            self.x.grad = self.weight.grad = self.slack.grad = None
             loss().backward()
+            self.x.grad = self.weight.grad = self.slack.grad = None
 
         return run
 
-    def ours(self) -> Tensor:
+    def ours(self, loss: sk.Loss) -> Tensor:
         if self.case.k < 0:
-            return sk.functional.linear_loss(self.x, self.weight, self.sets)
-        return sk.functional.dft_loss(self.x, self.weight, self.sets, self.case.n, self.case.k)
+            return sk.functional.linear_loss(self.x, self.weight, self.sets, loss=loss)
+        return sk.functional.dft_loss(self.x, self.weight, self.sets, self.case.n, self.case.k, loss)
 
-    def dense(self) -> Tensor:
+    def dense(self, loss: sk.Loss) -> Tensor:
         z = F.linear(self.x[:, : self.columns], self.dft) + F.linear(self.x[:, self.columns :], self.weight)
-        return F.binary_cross_entropy_with_logits(z, self.dense_targets)
+        return self.formula(loss, z)
 
-    def plain(self) -> Tensor:
-        return F.binary_cross_entropy_with_logits(F.linear(self.slack, self.weight), self.dense_targets)
+    def plain(self, loss: sk.Loss) -> Tensor:
+        return self.formula(loss, F.linear(self.slack, self.weight))
 
-    def who(self, name: str) -> Callable[[], None]:
-        """The step of ``name``, one of ``STEPS``."""
-        loss = {"sigkernels": self.ours, "eager, frozen DFT": self.dense}.get(name, self.plain)
-        if name == "compiled, no DFT":
-            loss = torch.compile(loss)
-        return self.step(loss)
+    def formula(self, loss: sk.Loss, z: Tensor) -> Tensor:
+        """The mean loss of materialised logits, as torch has it or as its plain formula."""
+        if isinstance(loss, sk.BCE):
+            return F.binary_cross_entropy_with_logits(z, self.dense_targets)
+        return loss.value(z, self.dense_targets).mean()
+
+    def who(self, name: str, loss: sk.Loss = sk.BCE()) -> Callable[[], None]:  # noqa: B008 (frozen)
+        """The step of ``name``: sigkernels, or eager or compiled with a frozen DFT or none."""
+        if name == "sigkernels":
+            return self.step(lambda: self.ours(loss))
+        made = self.dense if name.endswith("frozen DFT") else self.plain
+
+        def function() -> Tensor:
+            return made(loss)
+
+        return self.step(torch.compile(function) if name.startswith("compiled") else function)
 
     @property
     def flops(self) -> int:
@@ -95,35 +113,112 @@ class Problem:
 STEPS = ("sigkernels", "eager, frozen DFT", "eager, no DFT", "compiled, no DFT")
 
 
-def interleaved(functions: dict[str, Callable[[], object]], seconds: float = 3.0) -> dict[str, float]:
-    """Median seconds of each, measured A B C A B C … in one process: what disturbs one disturbs all."""
-    samples: dict[str, list[float]] = {name: [] for name in functions}
+# -- LML as published -----------------------------------------------------------------------------------------------
+
+
+class BracketingLML(torch.autograd.Function):
+    """Algorithm 1 of Amos, Koltun, Kolter 2019: a bracket around ν is cut into branches, all of them tried at once.
+
+    ``[B, n]`` → ``[B, n]``; holds ``B × branch × n`` while it searches. The defaults are those of its authors: ten
+    branches, a bracket of ±7 around the k-th largest logit, a final width of 1e-4.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, k: int, eps: float = 1e-4, branch: int = 10) -> Tensor:  # type: ignore[override]
+        top = torch.topk(z, k + 1, dim=1).values
+        low, high = -top[:, k - 1] - 7, -top[:, k] + 7
+        fractions = torch.linspace(0, 1, branch, dtype=z.dtype, device=z.device)
+        for _ in range(100):
+            width = high - low
+            rows = (width > eps).nonzero()[:, 0]
+            if rows.numel() == 0:
+                break
+            nus = low[rows, None] + width[rows, None] * fractions
+            sums = torch.sigmoid(z[rows, None, :] + nus[:, :, None]).sum(2)  # [rows, branch]
+            left = ((sums < k).sum(1) - 1).clamp(0, branch - 2)[:, None]
+            low[rows] = nus.gather(1, left)[:, 0]
+            high[rows] = nus.gather(1, left + 1)[:, 0]
+        y = torch.sigmoid(z + ((low + high) / 2)[:, None])
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        h = 1 / (1 / y + 1 / (1 - y))
+        mean = (h * grad).sum(1) / h.sum(1)
+        return h * (grad - mean[:, None]), None, None, None
+
+
+def bracketing_lml(z: Tensor, k: int) -> Tensor:
+    """The published layer with its published settings."""
+    return BracketingLML.apply(z, k)
+
+
+# -- timing ---------------------------------------------------------------------------------------------------------
+
+
+def samples(functions: dict[str, Step], seconds: float = 3.0, rounds: int = 5) -> dict[str, list[float]]:
+    """Seconds of each call, measured A B C A B C … in one process: what disturbs one disturbs all.
+
+    At least ``rounds`` of each, and as many as fit into ``seconds``.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
         function()
     stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop or len(next(iter(samples.values()))) < 5:
+    while time.perf_counter() < stop or len(next(iter(taken.values()))) < rounds:
         for name, function in functions.items():
             start = time.perf_counter()
             function()
-            samples[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in samples.items()}
+            taken[name].append(time.perf_counter() - start)
+    return taken
 
 
-def peak_bytes(function: Callable[[], object]) -> int | None:
-    """Memory that one call adds at its peak: resident set, Linux only."""
-    if not Path("/proc/self/clear_refs").exists():
-        return None
-    function()
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
-    before = _status("VmRSS")
-    function()
-    return _status("VmHWM") - before
+def interleaved(functions: dict[str, Step], seconds: float = 3.0) -> dict[str, float]:
+    """Median seconds of each, measured in turns."""
+    return {name: statistics.median(times) for name, times in samples(functions, seconds).items()}
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    return 0
+class ReplayClock:
+    """A timer for pytest-benchmark that tells times measured before.
+
+    pytest-benchmark measures one function after the other, minutes apart; a ratio of two such times is one of two
+    states of the machine. ``race`` measures a whole group in turns and lets each benchmark report its own share.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def replay(self, taken: list[float]) -> Callable[[], None]:
+        """A function that takes, on this clock, ``taken[i]`` seconds in its i-th call."""
+        left: Iterator[float] = iter(taken)
+
+        def run() -> None:
+            self.now += next(left)
+
+        return run
+
+
+CLOCK = ReplayClock()
+_races: dict[str, dict[str, list[float]]] = {}
+
+
+def race(
+    benchmark: Any, group: str, who: str, runners: Callable[[], dict[str, Step]], seconds: float = 2.0, rounds: int = 5
+) -> list[float]:
+    """Reports ``who``'s times out of a race of all ``runners()`` of a group, which is run once, when first asked for.
+
+    The module needs ``pytestmark = pytest.mark.benchmark(timer=CLOCK)``.
+    """
+    if group not in _races:
+        _races[group] = samples(runners(), min(seconds, 0.3) if QUICK else seconds, 3 if QUICK else rounds)
+    taken = _races[group][who]
+    benchmark.group = group
+    benchmark.extra_info["who"] = who
+    benchmark.pedantic(CLOCK.replay(taken), rounds=len(taken))
+    return taken

@@ -1,6 +1,7 @@
 """One report from the JSON of a pytest-benchmark run: ratios against peers, scaling, memory, regressions.
 
     pytest bench --benchmark-json run.json && python bench/report.py run.json --html report.html
+    python bench/report.py a/report.json b/report.json --json all.json    # suites that were run one by one
 
 ``bench/README.md`` says what is read from each benchmark.
 """
@@ -18,8 +19,17 @@ from typing import Any
 
 from sigkernels import htmlreport
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import plots
+
 OURS = "sigkernels"
 KNOWN = ("who", "n", "rows", "peak_bytes")
+OVERVIEW = {
+    "ratios": (plots.ratios, "Every case and peer: time of the peer over that of sigkernels"),
+    "roofline": (plots.roofline, "The fused pass below the measured peaks of this machine"),
+    "memory": (plots.memory, "Memory that one training step adds at its peak"),
+    "scaling": (plots.scaling, "Throughput as the number of labels grows"),
+}
 DEFAULT_TOLERANCE = 0.25  # a slowdown below this is noise on a shared machine
 
 
@@ -133,9 +143,15 @@ def rate_text(record: Record) -> str:
     return f"{rows}, {record.rows * record.n / record.seconds:.2g} labels/s" if record.n else rows
 
 
+def _more_text(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and value is not None:
+        return f"{name.removesuffix('_bytes').replace('_', ' ')} {value / 2**20:.1f} MiB"
+    return f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+
+
 def _line(record: Record, group: list[Record]) -> tuple[str, ...]:
     factor = ratio(record, group)
-    more = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.more.items())
+    more = ", ".join(_more_text(name, value) for name, value in record.more.items())
     return (
         record.who,
         f"{seconds_text(record.seconds)} ±{50 * record.spread:.0f} %",
@@ -176,9 +192,11 @@ def page(records: list[Record], changes: list[Change], environment: dict[str, An
         header = ("", "time", "case", "who", "measured by")
         table = htmlreport.table(header, lines, marks, text_columns=(2, 3, 4))
         parts.append(f"<h2>Against the earlier run</h2><section>{table}</section>")
-    plots = _scaling(records)
-    if plots:
-        parts.append(f"<h2>Scaling with the number of labels</h2><section><div class='plots'>{plots}</div></section>")
+    parts.append(f"<h2>At a glance</h2><section>{_pictures(records)}</section>")
+    rates = plots.throughput_rows(records)
+    if rates:
+        table = htmlreport.table(("labels", "who", "rows/s", "labels/s"), rates, text_columns=(1,))
+        parts.append(f"<h2>Throughput up to a million labels</h2><section>{table}</section>")
     groups = by_group(records)
     for suite in dict.fromkeys(record.suite for record in records):
         body = []
@@ -217,29 +235,18 @@ def _about(environment: dict[str, Any], command: str) -> str:
     return htmlreport.table(("", ""), lines, text_columns=(1,))
 
 
-def _scaling(records: list[Record]) -> str:
-    """Per suite, throughput against n for everyone that was measured at two or more n."""
+def _pictures(records: list[Record]) -> str:
+    """The overview: what the run says at a glance."""
     if not htmlreport.has_matplotlib():
-        return ""
-    figures = []
-    for suite in dict.fromkeys(record.suite for record in records):
-        curves: dict[str, dict[int, float]] = {}
-        for record in records:
-            if record.suite == suite and record.n and record.rows:
-                best = curves.setdefault(record.who, {})
-                rate = record.rows * record.n / record.seconds
-                best[record.n] = max(rate, best.get(record.n, 0.0))
-        curves = {who: points for who, points in curves.items() if len(points) > 1}
-        if not curves:
-            continue
-        figure, axes = htmlreport.new_figure()
-        for i, (who, points) in enumerate(sorted(curves.items(), key=lambda item: not item[0].startswith(OURS))):
-            colour = htmlreport.SERIES[i % len(htmlreport.SERIES)]
-            axes.plot(*zip(*sorted(points.items()), strict=True), "o-", color=colour, label=who)
-        axes.set(xlabel="labels n", ylabel="rows × labels per second", xscale="log", yscale="log")
-        axes.legend(frameon=False, fontsize=8)
-        figures.append(htmlreport.inline_svg(figure, f"{suite}: throughput by n", f"scaling-{suite}"))
-    return "".join(figures)
+        return "<p>Plots need matplotlib: <code>pip install 'sigkernels[plot]'</code>.</p>"
+    drawn = [(name, make(records), caption) for name, (make, caption) in OVERVIEW.items()]
+    shown = [htmlreport.inline_svg(figure, caption, name) for name, figure, caption in drawn if figure is not None]
+    others = dict.fromkeys(r.suite for r in records if r.suite != "scaling")
+    for suite in others:
+        figure = plots.scaling(records, suite)
+        if figure is not None:
+            shown.append(htmlreport.inline_svg(figure, f"{suite}: throughput by n", f"scaling-{suite}"))
+    return f"<div class='plots wide'>{''.join(shown)}</div>"
 
 
 def as_json(records: list[Record], changes: list[Change], environment: dict[str, Any], command: str) -> dict[str, Any]:
@@ -256,15 +263,22 @@ def as_json(records: list[Record], changes: list[Change], environment: dict[str,
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="JSON of pytest-benchmark")
+    parser.add_argument("runs", type=Path, nargs="+", help="JSON of pytest-benchmark or of sigkernels bench")
     parser.add_argument("--html", type=Path, help="write the report here")
+    parser.add_argument("--json", type=Path, help="write all of it here as one run")
     parser.add_argument("--compare", type=Path, help="an earlier run")
     parser.add_argument("--tolerance", type=float, default=DEFAULT_TOLERANCE, help="default %(default)s")
     args = parser.parse_args(argv)
-    records, environment = read(args.run)
+    runs = [read(path) for path in args.runs]
+    records, environment = [record for run, _ in runs for record in run], runs[0][1]
     changes = compare(records, read(args.compare)[0], args.tolerance) if args.compare else []
+    command = "sigkernels bench" if "cpu" in environment else "pytest bench"
+    command += " --only SUITE, one after the other" if len(runs) > 1 and "cpu" in environment else ""
     if args.html:
-        args.html.write_text(page(records, changes, environment, "python bench/report.py"), encoding="utf-8")
+        args.html.write_text(page(records, changes, environment, command), encoding="utf-8")
+    if args.json:
+        told = as_json(records, changes, environment, command)
+        args.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
     print(text(records, changes))
     return 1 if any(change.verdict == "slower" for change in changes) else 0
 

@@ -2,19 +2,28 @@
 
     python bench/roofline.py [--plot roofline.png]
 
-Prints torch's own matrix-product rate and the copy bandwidth, the rate of each case with its share of the attainable, and how
-the time of a step grows with n, k, s and B (exponents of a least-squares fit on logarithms).
+Prints torch's own matrix-product rate and the copy bandwidth, the rate of each case with its share of the attainable,
+and how the time of a step grows with n, k, s and B (exponents of a least-squares fit on logarithms). The same goes
+into the report of ``sigkernels bench`` by ``bench_roofline.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 
 import torch
-from bench_fused_loss import CASES
-from peers import Case, Problem, interleaved
+from peers import Case, Problem, Step, interleaved
 
+CASES = [
+    Case(8921, 80, 50, 64),
+    Case(8921, 80, 50, 256),
+    Case(8921, 80, 500, 64),
+    Case(20_000, 50, 100, 64),
+    Case(100_000, 50, 64, 64),
+    Case(1_000_000, 50, 64, 64),
+]
 BASE = Case(20_000, 50, 64, 64)
 SWEEPS = {
     "n": [BASE._replace(n=n) for n in (5_000, 10_000, 20_000, 40_000, 80_000)],
@@ -24,13 +33,21 @@ SWEEPS = {
 }
 
 
-def peaks() -> tuple[float, float]:
-    """(floating point operations, bytes) per second: a large sgemm, a large copy."""
+def peak_steps() -> tuple[dict[str, Step], dict[str, int]]:
+    """A large sgemm and a large copy, and the floating point operations and bytes that each takes."""
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     source = torch.randn(2**24)
     target = torch.empty_like(source)
-    times = interleaved({"sgemm": lambda: a @ b, "copy": lambda: target.copy_(source)}, seconds=2.0)
-    return 2 * 1024**3 / times["sgemm"], 2 * source.nbytes / times["copy"]
+    steps: dict[str, Step] = {"torch sgemm": lambda: a @ b, "copy": lambda: target.copy_(source)}
+    return steps, {"torch sgemm": 2 * 1024**3, "copy": 2 * source.nbytes}
+
+
+@functools.cache
+def peaks() -> tuple[float, float]:
+    """(floating point operations, bytes) per second."""
+    steps, work = peak_steps()
+    times = interleaved(steps, seconds=2.0)
+    return work["torch sgemm"] / times["torch sgemm"], work["copy"] / times["copy"]
 
 
 def traffic(case: Case) -> int:
@@ -38,7 +55,14 @@ def traffic(case: Case) -> int:
     return 8 * case.n * case.s
 
 
+def attainable(case: Case) -> float:
+    """Floating point operations per second that the machine allows for this case."""
+    flops, bandwidth = peaks()
+    return min(flops, 6 * case.rows * case.n * case.s / traffic(case) * bandwidth)
+
+
 def exponent(name: str) -> tuple[float, list[tuple[int, float]]]:
+    """The power of the named size that the time of a step goes with, and the times."""
     points = [
         (getattr(case, name), interleaved({"us": Problem(case).who("sigkernels")}, 0.5)["us"]) for case in SWEEPS[name]
     ]
@@ -53,37 +77,29 @@ def main() -> None:
     args = parser.parse_args()
     flops, bandwidth = peaks()
     print(f"torch sgemm {flops / 1e9:.0f} GFLOP/s, copy {bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
-    points = []
+    records = [_record("torch sgemm", 0.0, {"GFLOP/s": flops / 1e9}), _record("copy", 0.0, {"GB/s": bandwidth / 1e9})]
     for case in CASES:
         problem = Problem(case)
         seconds = interleaved({"us": problem.who("sigkernels")}, 1.0)["us"]
-        intensity, rate = problem.flops / traffic(case), problem.flops / seconds
-        attainable = min(flops, intensity * bandwidth)
-        points.append((intensity, rate, str(case)))
-        print(f"{case!s:32} {seconds * 1e3:9.2f} ms {rate / 1e9:6.0f} GFLOP/s {rate / attainable:6.0%} of attainable")
+        rate = problem.flops / seconds
+        share = rate / attainable(case)
+        more = {"flop_per_byte": problem.flops / traffic(case), "GFLOP/s": rate / 1e9, "of attainable": share}
+        records.append(_record("sigkernels", seconds, more, f"roofline, {case}"))
+        print(f"{case!s:32} {seconds * 1e3:9.2f} ms {rate / 1e9:6.0f} GFLOP/s {share:6.0%} of attainable")
     for name in SWEEPS:
         power, measured = exponent(name)
         times = "  ".join(f"{a}: {t * 1e3:.2f} ms" for a, t in measured)
         print(f"time ~ {name}^{power:.2f}   {times}")
     if args.plot:
-        plot(args.plot, flops, bandwidth, points)
+        import plots
+
+        plots.roofline(records).savefig(args.plot, dpi=130)
 
 
-def plot(path: str, flops: float, bandwidth: float, points: list[tuple[float, float, str]]) -> None:
-    import matplotlib
+def _record(who: str, seconds: float, more: dict[str, float], group: str = "peaks"):
+    from report import Record
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    grid = [2.0**e for e in range(0, 9)]
-    axes.loglog(grid, [min(flops, g * bandwidth) / 1e9 for g in grid], "k-", label="attainable")
-    for intensity, rate, name in points:
-        axes.loglog(intensity, rate / 1e9, "o", label=name)
-    axes.set(xlabel="floating point operations per byte", ylabel="GFLOP/s", title="fused loss, forward + backward")
-    axes.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    return Record(suite="roofline", group=group, who=who, seconds=seconds, spread=0.0, more=more)
 
 
 if __name__ == "__main__":

@@ -1,78 +1,219 @@
-"""Draws ``docs/img/why.svg``, the picture of the README: what a bottleneck of width 2 can say about 5 labels.
+"""Draws the results of the documents from saved runs, and writes their tables: nothing in them is typed by hand.
 
-python docs/pictures.py
+    python docs/pictures.py                                  # from docs/results/*.json
+    python docs/pictures.py --bench bench/out/report.json    # keeps that run as docs/results/bench.json first
+    python docs/pictures.py --demo demo.json                 # and this one, of sigkernels demo --json
+
+``bench.json`` comes from ``sigkernels bench``, ``demo.json`` from ``sigkernels demo --json`` and ``reference.json``
+from ``python bench/reference.py``. Pictures go to docs/img; tables go between ``<!-- name -->`` and ``<!-- /name -->``
+in README.md and docs/choosing.md.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
-import numpy as np
-from matplotlib.figure import Figure
 
-LABELS = "ABCDE"
-INK, GREY, RED, TEAL = "#1d2730", "#7a8793", "#d1495b", "#00798c"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "img"
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import plots  # noqa: E402
+import report  # noqa: E402
+
+from sigkernels import htmlreport  # noqa: E402
+
+KEPT = ("sigkernels", "packages", "cpu", "threads")  # of the environment: what a reader needs to judge a number
+COLUMNS = {
+    "n = 8,921, k = 80, slack 50": "n=8921 k=80 s=50 B=64",
+    "n = 100,000, k = 50, slack 64": "n=100000 k=50 s=64 B=64",
+    "n = 1,000,000, k = 50, slack 64": "n=1000000 k=50 s=64 B=64",
+}
+# line of the table: (group before the case, peers whose factors it shows)
+LINES = {
+    "BCE: eager torch, DFT as a frozen buffer": ("fused loss, ", ("eager, frozen DFT",)),
+    "BCE: eager `F.linear` of the slack alone, *no DFT part*": ("fused loss, ", ("eager, no DFT",)),
+    "BCE: the same, `torch.compile`": ("fused loss, ", ("compiled, no DFT",)),
+    "focal: eager / compiled": ("Focal, ", ("eager, frozen DFT", "compiled, frozen DFT")),
+    "asymmetric: eager / compiled": ("Asymmetric, ", ("eager, frozen DFT", "compiled, frozen DFT")),
+    "sigmoidF1: eager / compiled": ("sigmoidF1, ", ("eager, frozen DFT", "compiled, frozen DFT")),
+    "sigmoidF1, pooled: eager / compiled": ("sigmoidF1, pooled, ", ("eager, frozen DFT", "compiled, frozen DFT")),
+    "top 10 labels: eager linear + `torch.topk`": ("top 10, ", ("eager linear + torch.topk",)),
+}
+LML = "published bracketing, 10 branches, eps 1e-4"
 
 
-def regions(weights: np.ndarray) -> dict[str, float]:
-    """Label set → the direction (angle) in the middle of its region."""
-    angles = np.linspace(0, 2 * np.pi, 100_000, endpoint=False)
-    signs = np.stack([np.cos(angles), np.sin(angles)], 1) @ weights.T > 0
-    found: dict[str, list[float]] = {}
-    for angle, row in zip(angles, signs, strict=True):
-        found.setdefault("".join(np.array(list(LABELS))[row]), []).append(float(angle))
-    middle = {}
-    for name, where in found.items():
-        middle[name] = float(np.angle(np.exp(1j * np.array(where)).mean()))
-    return middle
+def machine(environment: dict[str, Any]) -> str:
+    cpu, threads = environment["cpu"], environment["threads"]["torch"]
+    return f"{cpu['model']} ({', '.join(cpu['isa'])}), {threads} threads, torch {environment['packages']['torch']}"
+
+
+def keep(path: Path, name: str) -> None:
+    """Saves a run under docs/results, without what only its machine cares about."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    told["environment"] = {key: told["environment"][key] for key in KEPT}
+    for result in told.get("results", []):
+        result.pop("losses", None)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def save(figure: Any, name: str, told: dict[str, Any]) -> None:
+    """Writes docs/img/<name>.svg with the command and the machine below the picture."""
+    figure.supxlabel(f"{told['command']}\n{machine(told['environment'])}", fontsize=7.5, color="#5a6772")
+    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
+    with matplotlib.rc_context(settings):
+        figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None}, facecolor="white")
+
+
+def fill(document: str, name: str, text: str) -> None:
+    """Replaces what stands between the marks of ``name``."""
+    path = ROOT / document
+    before = path.read_text(encoding="utf-8")
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(before):
+        raise SystemExit(f"{document} has no <!-- {name} --> … <!-- /{name} -->")
+    path.write_text(pattern.sub(lambda m: m[1] + text.rstrip() + "\n" + m[2], before), encoding="utf-8")
+
+
+def source(told: dict[str, Any]) -> str:
+    note = f" {told['note']}" if "note" in told else ""
+    return f"`{told['command']}`; {machine(told['environment'])}.{note}"
+
+
+# -- the benchmark run ----------------------------------------------------------------------------------------------
+
+
+def bench(told: dict[str, Any]) -> None:
+    records = [report.Record(**record) for record in told["records"]]
+    drawings: dict[str, Callable[[Any], Any]] = {
+        "ratios": plots.ratios, "memory": plots.memory, "roofline": plots.roofline, "scaling": plots.scaling
+    }  # fmt: skip
+    for name, draw in drawings.items():
+        figure = draw(records)
+        if figure is None:
+            raise SystemExit(f"the saved run has nothing for {name}.svg: run all suites, sigkernels bench")
+        save(figure, name, told)
+    fill("README.md", "ratios", ratio_table(told["factors"]) + "\n\n" + source(told))
+
+
+def ratio_table(factors: dict[str, dict[str, float | None]]) -> str:
+    """The factors of ``LINES`` and of LML, by number of labels."""
+    lines = ["| what | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+
+    def cell(group: str, peers: tuple[str, ...]) -> str:
+        found = [factors.get(group, {}).get(peer) for peer in peers]
+        return " / ".join("–" if factor is None else f"{factor:.1f}×" for factor in found).replace("– / –", "–")
+
+    for title, (prefix, peers) in LINES.items():
+        lines.append(f"| {title} | " + " | ".join(cell(prefix + case, peers) for case in COLUMNS.values()) + " |")
+    sizes = ("8,921", "100,000", "1,000,000")
+    cells = [cell(f"LML forward + backward, n={n}, rows=256, k=10", (LML,)) for n in sizes]
+    lines.append("| LML, 256 rows: the published bracketing | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+# -- the trained heads ----------------------------------------------------------------------------------------------
+
+
+def reference(told: dict[str, Any]) -> None:
+    heads = told["heads"]
+    widths = sorted({int(head.partition(":")[2]) for head in heads if head != "plain:0"})
+    figure, (left, right) = _two_axes()
+    for kind, colour, label in (("bottleneck", plots.RED, "bottleneck"), ("dft", plots.TEAL, "DFT head")):
+        mine = [heads[f"{kind}:{width}"] for width in widths]
+        left.plot(widths, [100 * m["impossible_share"] for m in mine], "o-", color=colour, label=label)
+        right.plot(widths, [m["f1_at_5"] for m in mine], "o-", color=colour, label=label)
+    for width in widths:
+        share = 100 * heads[f"bottleneck:{width}"]["impossible_share"]
+        left.annotate(f"{share:.1f} %", (width, share), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    if "plain:0" in heads:
+        right.axhline(heads["plain:0"]["f1_at_5"], color=plots.GREY, linestyle="--", label="full nn.Linear")
+    left.set(xlabel="learned columns", ylabel="test sets proved unpredictable, %", ylim=(-1, None))
+    right.set(xlabel="learned columns", ylabel="F1@5 on the test set")
+    for axes in (left, right):
+        axes.set_xticks(widths)
+        axes.legend(frameon=False, fontsize=8)
+    save(figure, "unargmaxable", told)
+
+    lines = [
+        "| head | trained numbers | F1@5 | F1@10 | test sets that can never be predicted |",
+        "|---|---|---|---|---|",
+    ]
+    names = {
+        "plain": "full `nn.Linear`",
+        "bottleneck": "`LinearHead(bottleneck={})`",
+        "dft": "`DFTHead(k=80, slack={})`",
+    }
+    for head, result in sorted(heads.items(), key=lambda item: (int(item[0].partition(":")[2]), item[0])):
+        kind, _, width = head.partition(":")
+        verified = sum(result["verdicts"].values())
+        never = result["verdicts"].get("UNARGMAXABLE", 0)
+        lines.append(
+            f"| {names[kind].format(width)} | {result['head_parameters'] / 1e6:.2f} M | {result['f1_at_5']:.3f} | "
+            f"{result['f1_at_10']:.3f} | {never:,} of {verified:,} ({100 * never / max(verified, 1):.1f} %) |"
+        )
+    epochs = next(iter(heads.values()))["epochs"]
+    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{epochs} epochs, seed 0: " + source(told))
+
+
+def _two_axes() -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+    both = figure.subplots(1, 2)
+    for axes in both:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(True, axis="y", color="#e3e8ec", linewidth=0.8)
+    return figure, both
+
+
+def demo(told: dict[str, Any]) -> None:
+    titles = (
+        "head",
+        "trained numbers",
+        "F1@5",
+        "F1@10",
+        "training step",
+        "peak memory of the head",
+        "never predictable",
+    )
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for result in told["results"]:
+        peak, never = result["head_peak_bytes"], result["verdicts"].get("UNARGMAXABLE", 0)
+        lines.append(
+            f"| {result['what']} | {result['head_parameters'] / 1e6:.2f} M | {result['f1_at_5'][-1]:.3f} | "
+            f"{result['f1_at_10'][-1]:.3f} | {result['step_ms']:.0f} ms | "
+            f"{'–' if peak is None else f'{peak / 2**20:.0f} MiB'} | {never} of {sum(result['verdicts'].values())} |"
+        )
+    about = (
+        f"{told['epochs']} epochs, {told['train_examples']:,} training and {told['test_examples']:,} test packages, "
+    )
+    about += f"{told['seconds']:.0f} s in all: "
+    fill("README.md", "demo", "\n".join(lines) + "\n\n" + about + source(told))
 
 
 def main() -> None:
-    angle = np.deg2rad([12, 50, 90, 128, 166])
-    weights = np.stack([np.cos(angle), np.sin(angle)], 1)
-    reachable = regions(weights)
-    everything = ["".join(c for i, c in enumerate(LABELS) if m >> i & 1) for m in range(2 ** len(LABELS))]
-    everything.sort(key=lambda name: (len(name), name))
-
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "why", "font.family": "sans-serif"})
-    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    for i, name in enumerate(LABELS):
-        along = np.array([-weights[i, 1], weights[i, 0]])
-        left.plot(*np.stack([-1.0 * along, 1.0 * along], 1), color=GREY, linewidth=1.2)
-        left.annotate(
-            name, xytext=0.42 * weights[i], xy=(0, 0), color=INK, ha="center", va="center", fontsize=10,
-            arrowprops={"arrowstyle": "<-", "color": INK, "linewidth": 0.8},
-        )  # fmt: skip
-    for name, where in reachable.items():
-        left.text(
-            1.15 * np.cos(where), 1.15 * np.sin(where), "{" + ", ".join(name) + "}" if name else "∅",
-            ha="center", va="center", fontsize=8.5, color=TEAL, fontweight="bold",
-        )  # fmt: skip
-    left.set(xlim=(-1.35, 1.35), ylim=(-1.3, 1.3), aspect="equal")
-    left.set_title(
-        "Two features, five labels: each line is one label's\nyes/no boundary; each wedge is one set", fontsize=10
-    )
-    for i, name in enumerate(everything):
-        row, column = divmod(i, 4)
-        can = name in reachable
-        shown = "{" + ", ".join(name) + "}" if name else "∅"
-        right.text(column, -row, shown, fontsize=9, ha="center", color=TEAL if can else RED, alpha=1 if can else 0.75)
-        if not can:
-            half = 0.06 + 0.055 * len(name)
-            right.plot([column - half, column + half], [0.12 - row, 0.12 - row], color=RED, linewidth=0.8, alpha=0.75)
-    right.set(xlim=(-0.6, 3.6), ylim=(-7.6, 0.7))
-    right.set_title(
-        f"{len(reachable)} of {len(everything)} label sets have a wedge. The other {len(everything) - len(reachable)} are\n"
-        "impossible for any input, however good the encoder",
-        fontsize=10,
-    )
-    for axes in (left, right):
-        axes.axis("off")
-    out = Path(__file__).parent / "img" / "why.svg"
-    out.parent.mkdir(exist_ok=True)
-    figure.savefig(out, metadata={"Date": None}, facecolor="white")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", type=Path, metavar="FILE", help="a report.json of sigkernels bench to keep")
+    parser.add_argument("--demo", type=Path, metavar="FILE", help="the output of sigkernels demo --json to keep")
+    args = parser.parse_args()
+    if not htmlreport.has_matplotlib():
+        raise SystemExit("pictures need matplotlib: pip install 'sigkernels[plot]'")
+    IMAGES.mkdir(exist_ok=True)
+    for given, name in ((args.bench, "bench.json"), (args.demo, "demo.json")):
+        if given is not None:
+            keep(given, name)
+    for name, make in {"bench.json": bench, "demo.json": demo, "reference.json": reference}.items():
+        make(json.loads((RESULTS / name).read_text(encoding="utf-8")))
+        print(f"docs/results/{name}: done")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ th:first-child, td:first-child { text-align: left } td.text, th.text { text-alig
 thead th { color: #5a6772; font-weight: 600; font-size: .88rem }
 tr.ours td { background: #e8f4f5; font-weight: 600 } tr.bad td { background: #fbeaec }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem } .plots figure { flex: 1 1 22rem; max-width: 30rem; margin: 0; min-width: 0 }
+.plots.wide figure { flex: 1 1 40rem; max-width: 100% }
 figure svg { width: 100%; height: auto } figcaption { color: #5a6772; font-size: .9rem }
 code, pre { font: .88em ui-monospace, monospace; background: #eef1f4; border-radius: 4px; padding: .1em .3em }
 pre { padding: .8em 1em; overflow-x: auto }

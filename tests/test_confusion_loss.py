@@ -186,6 +186,20 @@ def test_inputs_are_left_alone_and_runs_repeat(device):
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize("average", AVERAGES)
+def test_a_retained_graph_gives_its_gradients_again(device, average):
+    """They are handed out once without a copy: the second time they are made anew."""
+    p = problem(60, 2, 3, 7, device=device)
+    beta = torch.full((60,), 1.2, device=device, requires_grad=True)
+    inputs = (p.x, p.layer.weight, beta)
+    value = public_loss(p, p.sets, sk.SigmoidF1(beta, average=average), "mean")
+    first = torch.autograd.grad(value, inputs, retain_graph=True)
+    kept = [grad.clone() for grad in first]
+    doubled = torch.autograd.grad(value, inputs, torch.full_like(value, 2.0))
+    for a, b, c in zip(first, kept, doubled, strict=True):
+        assert torch.equal(a, b) and torch.equal(2 * a, c)
+
+
 def test_refusals(device):
     p = problem(20, 2, 3, 4, device=device)
     with pytest.raises(ValueError, match="a row has no loss of its own"):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import sigkernels as sk
-from sigkernels import cli, datasets
-from sigkernels.demo import memory, models, report, run
+from sigkernels import cli, datasets, memory
+from sigkernels.demo import models, report, run
 from sigkernels.demo.train import Result, f1_at, train
 
 

@@ -90,33 +90,106 @@ def test_f1_at_a_threshold(data):
         assert np.allclose(accumulator.per_label()[name].numpy(), want)
 
 
-def test_mean_average_precision_is_that_of_the_binned_scores(data):
-    _, y, values, top = data
-    accumulator = in_batches(metrics.MeanAveragePrecision(N, bins=16, bound=8.0), 13, values, top, y)
-    binned = torch.empty(ROWS, N, dtype=torch.int64).scatter_(1, top, accumulator.bin(values))
-    known = y.any(0)
-    want = [sklearn.average_precision_score(y[:, i], binned[:, i]) for i in known.nonzero()[:, 0].tolist()]
-    assert accumulator.per_label()[known].tolist() == pytest.approx(want)
-    assert accumulator.per_label()[~known].isnan().all()
-    assert accumulator.compute()["mAP"] == pytest.approx(sum(want) / len(want))
+def average_precisions(y, scores):
+    """scikit-learn's four averages, over the labels that have a positive where it matters."""
+    known = y.any(0).numpy()
+    y, scores = y.numpy(), scores.numpy()
+    macro = sklearn.average_precision_score(y[:, known], scores[:, known], average="macro")
+    rows = [sklearn.average_precision_score(t, s) if t.any() else 0.0 for t, s in zip(y, scores, strict=True)]
+    return {
+        "mAP": macro,
+        "weighted_ap": sklearn.average_precision_score(y[:, known], scores[:, known], average="weighted"),
+        "micro_ap": sklearn.average_precision_score(y, scores, average="micro"),
+        "samples_ap": sum(rows) / len(rows),
+    }
 
 
-def test_mean_average_precision_is_exact_with_fine_bins_and_all_labels(data):
+@pytest.mark.parametrize("size", [1, 7, ROWS])
+def test_average_precision_is_scikit_learns(data, size):
     scores, y, values, top = data
-    accumulator = in_batches(metrics.MeanAveragePrecision(N, bins=1 << 16, bound=16.0), ROWS, values, top, y)
-    want = [sklearn.average_precision_score(y[:, i], scores[:, i]) for i in range(N) if y[:, i].any()]
-    assert accumulator.compute()["mAP"] == pytest.approx(sum(want) / len(want), rel=1e-3)
+    accumulator = in_batches(metrics.MeanAveragePrecision(N), size, values, top, y)
+    assert accumulator.compute() == pytest.approx(average_precisions(y, scores), abs=1e-12)
+    known = y.any(0)
+    want = [sklearn.average_precision_score(y[:, i], scores[:, i]) for i in known.nonzero()[:, 0].tolist()]
+    assert accumulator.per_label()[known].tolist() == pytest.approx(want, abs=1e-12)
+    assert accumulator.per_label()[~known].isnan().all()
+    low, high = accumulator.bounds()
+    assert torch.equal(low[known], high[known])
+    assert accumulator.nbytes == 9 * ROWS * N + 8 * N + 16
 
 
-def test_labels_that_were_not_returned_are_tied_below_the_rest(data):
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 10_000), rows=st.integers(1, 12), n=st.integers(1, 9), levels=st.integers(1, 6),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)  # fmt: skip
+def test_average_precision_with_ties(seed, rows, n, levels, dtype):
+    torch.manual_seed(seed)
+    scores = torch.randint(0, levels, (rows, n)).to(dtype) / 4
+    y = torch.rand(rows, n) < 0.4
+    accumulator = metrics.MeanAveragePrecision(n)
+    accumulator.update(*torch.sort(scores, dim=1, descending=True), y)
+    if y.any():
+        assert accumulator.compute() == pytest.approx(average_precisions(y, scores.double()), abs=1e-12)
+    else:
+        assert set(accumulator.compute().values()) == {0.0}
+
+
+def test_average_precision_of_what_topk_gave(data):
+    """What was not returned is tied below the rest, per label, per row and over all pairs."""
     _, y, values, top = data
     m = 6
-    accumulator = in_batches(
-        metrics.MeanAveragePrecision(N, bins=1 << 12, bound=20.0), 10, values[:, :m], top[:, :m], y
-    )
-    binned = torch.full((ROWS, N), -1).scatter_(1, top[:, :m], accumulator.bin(values[:, :m]))
-    want = [sklearn.average_precision_score(y[:, i], binned[:, i]) for i in range(N) if y[:, i].any()]
-    assert accumulator.compute()["mAP"] == pytest.approx(sum(want) / len(want))
+    accumulator = in_batches(metrics.MeanAveragePrecision(N), 10, values[:, :m], top[:, :m], y)
+    cut = torch.full((ROWS, N), -1e9).scatter_(1, top[:, :m], values[:, :m])
+    assert accumulator.compute() == pytest.approx(average_precisions(y, cut), abs=1e-12)
+
+
+def test_samples_average_precision_is_label_ranking_average_precision(data):
+    scores, y, values, top = data
+    some = y.any(1)  # scikit-learn gives a row without labels 1 here, and 0 in average_precision_score
+    accumulator = metrics.MeanAveragePrecision(N)
+    accumulator.update(values[some], top[some], y[some])
+    want = sklearn.label_ranking_average_precision_score(y[some].numpy(), scores[some].numpy())
+    assert accumulator.compute()["samples_ap"] == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize("m", [6, N])
+def test_binned_average_precision_is_that_of_the_binned_scores(data, m):
+    _, y, values, top = data
+    values, top = values[:, :m], top[:, :m]
+    accumulator = in_batches(metrics.MeanAveragePrecision(N, bins=16, bound=8.0), 13, values, top, y)
+    binned = torch.full((ROWS, N), -1).scatter_(1, top, accumulator.bin(values))
+    got, want = accumulator.compute(), average_precisions(y, binned)
+    cut = torch.full((ROWS, N), -1e9).scatter_(1, top, values)
+    want["samples_ap"] = average_precisions(y, cut)["samples_ap"]  # needs no state: never binned
+    assert got == pytest.approx(want, abs=1e-12)
+    assert accumulator.nbytes == 2 * 8 * N * 16 + 8 * N + 16
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000), bins=st.integers(2, 40), levels=st.sampled_from([0, 3, 9]))
+def test_the_exact_value_lies_within_the_bounds_of_the_binned_one(seed, bins, levels):
+    torch.manual_seed(seed)
+    scores = torch.randn(40, 5) * 2
+    if levels:  # many equal scores
+        scores = (scores * levels).round() / levels
+    y = torch.rand(40, 5) < 0.3
+    exact, binned = metrics.MeanAveragePrecision(5), metrics.MeanAveragePrecision(5, bins=bins, bound=5.0)
+    for accumulator in (exact, binned):
+        accumulator.update(*torch.sort(scores, dim=1, descending=True), y)
+    known = y.any(0)
+    low, high = (b[known] for b in binned.bounds())
+    for value in (exact.per_label()[known], binned.per_label()[known]):
+        assert (low - 1e-12 <= value).all() and (value <= high + 1e-12).all()
+
+
+def test_the_bounds_close_as_bins_grow(data):
+    _, y, values, top = data
+    known, widths = y.any(0), []
+    for bins in (8, 128, 1 << 16):
+        low, high = in_batches(metrics.MeanAveragePrecision(N, bins=bins), ROWS, values, top, y).bounds()
+        widths.append((high - low)[known].max().item())
+    assert widths[0] > widths[1] > widths[2] and widths[2] < 0.02
 
 
 def test_threshold_averaging(data):
@@ -153,6 +226,7 @@ def test_batches_and_workers_do_not_matter(size, split):
         "ranking": (lambda: metrics.RankingMetrics(N, (1, 5)), (top, y)),
         "f1": (lambda: metrics.F1Metrics(N), (predicted, y)),
         "map": (lambda: metrics.MeanAveragePrecision(N), (values, top, y)),
+        "binned map": (lambda: metrics.MeanAveragePrecision(N, bins=64), (values, top, y)),
         "threshold": (lambda: metrics.ThresholdAveraging(N), (values, top, y)),
     }
     for make, arrays in makes.values():
@@ -207,6 +281,8 @@ def test_straight_from_a_head():
             ),
             "values must be",
         ),
+        (lambda: metrics.MeanAveragePrecision(5).bin(torch.zeros(1)), "has no bins"),
+        (lambda: metrics.MeanAveragePrecision(5).merge(metrics.MeanAveragePrecision(5, bins=8)), "same settings"),
         (lambda: metrics.F1Metrics(5).compute(), "nothing to compute"),
         (lambda: metrics.F1Metrics(5).merge(metrics.F1Metrics(6)), "same settings"),
         (lambda: metrics.propensities(torch.ones(3), 2), "num_points"),

@@ -120,16 +120,19 @@ def _columns(
         if isinstance(loss, SigmoidF1):
             here = slice(start, stop)
             beta, eta = (_setting(loss, name, layer, here, z.dtype, z.device) for name in ("beta", "eta"))
+            # Each line is a walk over [B, c]: those that would change nothing are left out.
             u = torch.sigmoid(z) if loss.on == "probability" else z
-            t = u + eta
-            sign = -1.0 if loss.mirrored else 1.0
-            score = torch.sigmoid(sign * beta * t)
+            t = u if isinstance(eta, float) and eta == 0 else u + eta
+            turned = _times(t, -beta if loss.mirrored else beta)
+            score = torch.sigmoid(turned)
             slope = score
             if slopes:
-                steep = sign * score * torch.sigmoid(-sign * beta * t)  # S (1-S) without the cancellation of 1-S
-                slope = steep * beta
+                steep = torch.sigmoid(-turned).mul_(score)  # S (1-S) without the cancellation of 1-S
+                if loss.mirrored:
+                    steep.neg_()
+                slope = _times(steep, beta)
                 if loss.on == "probability":
-                    slope = slope * (u * torch.sigmoid(-z))
+                    slope = slope * torch.sigmoid(-z).mul_(u)
         else:
             score = 1 - z if loss.mirrored else z
             slope = torch.full((), -1.0 if loss.mirrored else 1.0, dtype=z.dtype, device=z.device)
@@ -149,13 +152,17 @@ def _columns(
         )
 
 
+def _times(a: Tensor, factor: Tensor | float) -> Tensor:
+    return a if isinstance(factor, float) and factor == 1 else a * factor
+
+
 def _setting(
     loss: ConfusionLoss, name: str, layer: Layer, here: slice, dtype: torch.dtype, device: torch.device
 ) -> Tensor | float:
     """β or η: a number, or its entries for the labels ``here`` of the layer."""
     setting = getattr(loss, name)
     if not isinstance(setting, Tensor):
-        return setting
+        return float(setting)
     if setting.ndim:
         setting = setting[layer.label_start + here.start : layer.label_start + here.stop]
     return setting.detach().to(dtype=dtype, device=device)

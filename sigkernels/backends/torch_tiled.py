@@ -16,7 +16,7 @@ from torch import Tensor
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import Loss
-from ..plan import DFTPlan, plan
+from ..plan import plan
 from .interface import LossResult, accumulate_dtype, gradient_dtype, sum_dtype
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +54,18 @@ class _Chunk(NamedTuple):
     z: Tensor  # [B, c]
 
 
+@functools.lru_cache(maxsize=8)
+def _plan_tensors(
+    num_labels: int, k: int, size: int, label_start: int, num_rows: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """u ``[c, r]``, v ``[r, 2k+1]``, and cos and sin ``[chunks, k]``: the plan where the pass needs it, never written."""
+    made = plan(num_labels, k, size, _eps(dtype))
+    arrays = (made.u, made.v, *made.rotations(made.centres(label_start, num_rows)))
+    with torch.inference_mode(False):  # what is kept outlives the mode it was made in
+        u, v, cos, sin = (torch.tensor(array, dtype=dtype, device=device) for array in arrays)
+    return u, v, cos, sin
+
+
 class _Pass:
     """The walk over label chunks: logits going forward, and the adjoint of the DFT part."""
 
@@ -63,15 +75,8 @@ class _Pass:
         self.dft, self.slack = self.x[:, : layer.dft_columns], self.x[:, layer.dft_columns :]
         self.size = min(max(_CHUNK_ELEMENTS // max(x.shape[0], 1), _MIN_CHUNK), _MAX_CHUNK, max(layer.num_rows, 1))
         if layer.k >= 0:
-            self._load_plan(plan(layer.num_labels, layer.k, self.size, _eps(self.x.dtype)))
-
-    def _load_plan(self, made: DFTPlan) -> None:
-        def tensor(array: object) -> Tensor:
-            return torch.tensor(array, dtype=self.x.dtype, device=self.x.device)
-
-        self.u, self.v = tensor(made.u), tensor(made.v)  # [c, r], [r, 2k+1]
-        cos, sin = made.rotations(made.centres(self.layer.label_start, self.layer.num_rows))
-        self.cos, self.sin = tensor(cos), tensor(sin)  # [chunks, k]
+            sizes = (layer.num_labels, layer.k, self.size, layer.label_start, layer.num_rows)
+            self.u, self.v, self.cos, self.sin = _plan_tensors(*sizes, self.x.dtype, self.x.device)
 
     def coefficients(self, chunk: int) -> Tensor:
         """The DFT features seen from the centre of a chunk, through V: ``[B, r]``."""

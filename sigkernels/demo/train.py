@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from sigkernels.datasets import SparseDataset
 from sigkernels.demo import models
-from sigkernels.demo.memory import peak_bytes
+from sigkernels.memory import peak_bytes
 from sigkernels.metrics import RankingMetrics
 
 LEARNING_RATE = 1e-3
@@ -68,7 +68,6 @@ def train(
 ) -> None:
     """Adam for ``epochs`` epochs; fills the training part of ``result``."""
     result.head_parameters = model.head_parameters()
-    # Before training: what stays of a memory measurement is nothing but gradients that are about to go.
     batch = next(train_set.batches(BATCH, seed=seed))
     result.head_peak_bytes = head_peak(model, batch)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
@@ -100,11 +99,8 @@ def head_peak(model: models.Model, batch: SparseDataset) -> int | None:
         hidden = model.encoder(batch.features)
 
     def step() -> None:
-        model.head.zero_grad(set_to_none=True)
         leaf = hidden.clone().requires_grad_()
         model.head.loss(leaf, batch.labels, reduction="sum").backward()
-
-    try:
-        return peak_bytes(step)
-    finally:
         model.head.zero_grad(set_to_none=True)
+
+    return peak_bytes(step)

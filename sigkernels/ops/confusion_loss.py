@@ -17,10 +17,11 @@ from torch import Tensor
 from .. import backends
 from ..backends import torch_confusion
 from ..backends.interface import accumulate_dtype, gradient_dtype, sum_dtype
+from ..backends.torch_confusion import ConfusionResult
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ConfusionLoss, SigmoidF1, UnboundedF1
-from .fused_loss import _RefuseDoubleBackward
+from .fused_loss import _RefuseDoubleBackward, _target_tensors, _targets
 
 
 def confusion_loss(
@@ -36,17 +37,91 @@ def confusion_loss(
             f"{type(loss).__name__} has one value per label, made of all rows: a row has no loss of its own; "
             "use reduction='mean' or 'sum'"
         )
-    sparse, dense = (targets, None) if isinstance(targets, LabelSets) else (None, targets)
-    beta, eta = getattr(loss, "beta", None), getattr(loss, "eta", None)
-    tensors = [t if isinstance(t, Tensor) else None for t in (beta, eta)]
-    numbers = [0.0 if t is None or isinstance(t, Tensor) else float(t) for t in (beta, eta)]
-    inputs = (x, layer.weight, layer.bias, *tensors)
+    if torch.compiler.is_compiling():
+        return _call_operator(x, layer, targets, loss, reduction)
+    enabled = torch.is_grad_enabled()
+    beta, eta = _settings(loss)
+    return FusedConfusionLoss.apply(x, layer.weight, layer.bias, beta, eta, layer, targets, loss, reduction, enabled)
+
+
+def _settings(loss: ConfusionLoss) -> list[Tensor | None]:
+    """β and η where they are tensors."""
+    settings = (getattr(loss, name, None) for name in ("beta", "eta"))
+    return [setting if isinstance(setting, Tensor) else None for setting in settings]
+
+
+def _evaluate(
+    backend: str,
+    x: Tensor,
+    layer: Layer,
+    targets: LabelSets | Tensor,
+    loss: ConfusionLoss,
+    reduction: str,
+    needs: Sequence[bool],
+) -> ConfusionResult:
+    make = getattr(backends.by_name(backend), "confusion_loss", torch_confusion.confusion_loss)
+    return make(x, layer, targets, loss, reduction, (needs[0], needs[1], needs[2], needs[3], needs[4]))
+
+
+class FusedConfusionLoss(torch.autograd.Function):
+    """The eager path. The gradients are made in the forward pass and handed out once, without a copy."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        beta: Tensor | None,
+        eta: Tensor | None,
+        layer: Layer,
+        targets: LabelSets | Tensor,
+        loss: ConfusionLoss,
+        reduction: str,
+        grad_enabled: bool,
+    ) -> Tensor:
+        ctx.needs = tuple(ctx.needs_input_grad[:5]) if grad_enabled else (False,) * 5
+        ctx.backend = backends.select(x, loss)
+        result = _evaluate(ctx.backend, x, layer, targets, loss, reduction, ctx.needs)
+        ctx.grads = list(result[1:])
+        ctx.call = (layer[2:], loss, reduction)
+        ctx.save_for_backward(x, weight, bias, beta, eta, *_target_tensors(targets))
+        return result.value.to(accumulate_dtype(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        with torch.no_grad():
+            grads, ctx.grads = ctx.grads or _remake(ctx), None
+            if not (grad_output.device.type == "cpu" and grad_output.item() == 1.0):
+                for grad in grads:
+                    if grad is not None:
+                        grad.mul_(grad_output)
+            inputs = ctx.saved_tensors[:5]
+            out = [None if g is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
+        if torch.is_grad_enabled():
+            out = _RefuseDoubleBackward.apply(*inputs[:3], grad_output, *out)
+        return (*out, *[None] * 5)
+
+
+def _remake(ctx: Any) -> list[Tensor | None]:
+    """The gradients by another sweep, for a second backward pass through a retained graph."""
+    x, weight, bias, _, _, indices, offsets, dense = ctx.saved_tensors
+    meta, loss, reduction = ctx.call
+    layer = Layer(weight, bias, *meta)
+    targets = _targets(indices, offsets, dense, layer.num_labels)
+    return list(_evaluate(ctx.backend, x, layer, targets, loss, reduction, ctx.needs)[1:])
+
+
+# -- torch.library: the same operation, kept whole by torch.compile ------------------------------------------------
+
+
+def _call_operator(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: ConfusionLoss, reduction: str) -> Tensor:
+    numbers = [0.0 if isinstance(t, Tensor) else float(t) for t in (getattr(loss, n, 0.0) for n in ("beta", "eta"))]
+    inputs = (x, layer.weight, layer.bias, *_settings(loss))
     enabled = torch.is_grad_enabled()
     return confusion_loss_operator(
         *inputs,
-        None if sparse is None else sparse.indices,
-        None if sparse is None else sparse.offsets,
-        dense,
+        *_target_tensors(targets),
         numbers,
         loss.metric,
         loss.average,
@@ -82,14 +157,8 @@ def confusion_loss_operator(
     else:
         loss = UnboundedF1(metric, average)
     layer = Layer(weight, bias, *sizes)
-    if dense is not None:
-        targets: LabelSets | Tensor = dense
-    else:
-        assert indices is not None and offsets is not None
-        targets = LabelSets._trusted(indices, offsets, layer.num_labels)
-    module = backends.by_name(backends.select(x, loss))
-    make = getattr(module, "confusion_loss", torch_confusion.confusion_loss)
-    result = make(x, layer, targets, loss, reduction, (needs[0], needs[1], needs[2], needs[3], needs[4]))
+    targets = _targets(indices, offsets, dense, layer.num_labels)
+    result = _evaluate(backends.select(x, loss), x, layer, targets, loss, reduction, needs)
     grads = [x.new_empty(0) if grad is None else grad for grad in result[1:]]
     return result.value.to(accumulate_dtype(x.dtype)), grads[0], grads[1], grads[2], grads[3], grads[4]
 

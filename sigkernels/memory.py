@@ -15,14 +15,15 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # see proc(5)
 
 
-def peak_bytes(work: Callable[[], object], repeats: int = 3) -> int | None:
+def peak_bytes(work: Callable[[], object], repeats: int = 3, warm_up: Callable[[], object] | None = None) -> int | None:
     """The largest resident memory during ``work()`` minus that before it: the least of a few runs.
 
-    ``None`` where there is no Linux /proc to ask.
+    ``warm_up`` (``work`` itself unless given) runs first and pays for what stays: thread pools, caches. What ``work`` leaves behind must be gone when it returns (gradients above all), or the next run would only replace
+    it and seem to need less. ``None`` where there is no Linux /proc to ask.
     """
     if not CLEAR_REFS.exists():
         return None
-    work()  # the first run pays for what stays: thread pools, caches, gradients
+    (warm_up or work)()
     added = []
     for _ in range(repeats):
         gc.collect()

@@ -1,0 +1,84 @@
+"""What the measures share: sums that batches are added to, and checks of what ``topk`` gives."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..edge import targets_for
+from ..labels import LabelSets
+
+A = TypeVar("A", bound="Accumulator")
+
+
+class Accumulator:
+    """Named sums that batches are added to."""
+
+    def __init__(self, num_labels: int, **sums: Tensor) -> None:
+        if isinstance(num_labels, bool) or not hasattr(num_labels, "__index__") or num_labels < 1:
+            raise ValueError(f"num_labels must be a positive whole number, got {num_labels!r}")
+        self.num_labels = num_labels.__index__()
+        self._sums = sums
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._sums = {name: torch.zeros_like(value) for name, value in self._sums.items()}
+
+    def merge(self: A, other: A) -> A:
+        """Adds what another accumulator of the same kind and settings has seen; returns self."""
+        if type(other) is not type(self) or self._settings() != other._settings():
+            raise ValueError(
+                "only accumulators of one kind and with the same settings can be merged: "
+                f"{type(self).__name__}{self._settings()} and {type(other).__name__}{other._settings()}"
+            )
+        for name, value in other._sums.items():
+            self._add(name, value)
+        return self
+
+    def _settings(self) -> tuple[Any, ...]:
+        return (self.num_labels,)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self._sums[name] = self._sums[name] + value.to(self._sums[name].device)
+
+    def _rows(self) -> float:
+        rows = float(self._sums["rows"])
+        if rows == 0:
+            raise ValueError("nothing to compute: update() has not been called with any row yet")
+        return rows
+
+    def _sets(self, targets: Any, batch: int, device: torch.device) -> LabelSets:
+        made = targets_for(targets, torch.Size([batch]), self.num_labels, device)
+        return made if isinstance(made, LabelSets) else LabelSets.from_dense(made)
+
+    def _top(self, top: Tensor, least: int, name: str) -> Tensor:
+        if not isinstance(top, Tensor) or top.ndim != 2 or top.is_floating_point() or top.dtype == torch.bool:
+            raise ValueError(f"{name} must be an integer tensor [B, m] of labels, highest first, as topk gives it")
+        if top.shape[1] < least:
+            raise ValueError(f"{name} holds {top.shape[1]} labels per row, but {least} are needed; ask topk for more")
+        if top.numel() and not 0 <= int(top.min()) <= int(top.max()) < self.num_labels:
+            raise ValueError(
+                f"{name} holds labels from {int(top.min())} to {int(top.max())}; labels are 0 … {self.num_labels - 1}"
+            )
+        return top
+
+
+def hits_of(top: Tensor, sets: LabelSets) -> Tensor:
+    """Which of ``top [B, m]`` are in the row's set, bool ``[B, m]``."""
+    keys = sets.rows() * sets.num_labels + sets.indices  # ascending
+    if keys.numel() == 0:
+        return torch.zeros_like(top, dtype=torch.bool)
+    wanted = torch.arange(top.shape[0], device=top.device)[:, None] * sets.num_labels + top
+    return keys[torch.searchsorted(keys, wanted).clamp_(max=keys.numel() - 1)] == wanted
+
+
+def check_values(values: Any, top: Tensor) -> None:
+    if not isinstance(values, Tensor) or not values.is_floating_point() or values.shape != top.shape:
+        shape = tuple(getattr(values, "shape", ()))
+        raise ValueError(f"values must be floating point of the shape of top, {tuple(top.shape)}, got {shape}")
+
+
+def ratio(over: Tensor, under: Tensor) -> Tensor:
+    return torch.where(under > 0, over / under.clamp(min=1), 0.0)

@@ -1,0 +1,65 @@
+"""Precision, recall and F1 of predicted sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..labels import LabelSets
+from .accumulator import Accumulator, ratio
+
+
+class F1Metrics(Accumulator):
+    """Micro, macro and weighted precision, recall and F1 of predicted sets, in scikit-learn's sense of the words.
+
+    State: three counts per label. A ratio with denominator 0 counts as 0.
+    """
+
+    def __init__(self, num_labels: int) -> None:
+        names = ("hits", "predicted", "true")
+        super().__init__(
+            num_labels,
+            rows=torch.zeros((), dtype=torch.float64),
+            **{name: torch.zeros(num_labels, dtype=torch.int64) for name in names},
+        )
+
+    def update(self, predicted: Any, targets: Any) -> None:
+        """Adds a batch of predicted sets (``head.predict``) and true sets, each in any form that a loss takes."""
+        if not isinstance(predicted, LabelSets):
+            batch = predicted.shape[0] if hasattr(predicted, "shape") else len(predicted)
+            device = predicted.device if isinstance(predicted, Tensor) else torch.device("cpu")
+            predicted = self._sets(predicted, batch, device)
+        if predicted.num_labels != self.num_labels:
+            raise ValueError(f"predicted has num_labels = {predicted.num_labels}, but {self.num_labels} were announced")
+        sets = self._sets(targets, len(predicted), predicted.device)
+        both = [s.rows() * self.num_labels + s.indices for s in (predicted, sets)]
+        common = both[0][torch.isin(both[0], both[1], assume_unique=True)] % self.num_labels
+        for name, labels in (("hits", common), ("predicted", predicted.indices), ("true", sets.indices)):
+            self._add(name, torch.bincount(labels, minlength=self.num_labels))
+        self._add("rows", torch.tensor(float(len(sets)), dtype=torch.float64))
+
+    def per_label(self) -> dict[str, Tensor]:
+        """``{"precision": [n], "recall": [n], "f1": [n], "support": [n]}``."""
+        hits, predicted, true = (self._sums[name].to(torch.float64) for name in ("hits", "predicted", "true"))
+        return {
+            "precision": ratio(hits, predicted),
+            "recall": ratio(hits, true),
+            "f1": ratio(2 * hits, predicted + true),
+            "support": self._sums["true"],
+        }
+
+    def compute(self) -> dict[str, float]:
+        """``{"micro_f1": …, "macro_f1": …, "weighted_f1": …}`` and the same for precision and recall."""
+        self._rows()
+        hits, predicted, true = (self._sums[name].sum().to(torch.float64) for name in ("hits", "predicted", "true"))
+        micro = {"precision": (hits, predicted), "recall": (hits, true), "f1": (2 * hits, predicted + true)}
+        labels = self.per_label()
+        share = ratio(labels["support"].to(torch.float64), true)
+        out = {}
+        for name, fraction in micro.items():
+            out[f"micro_{name}"] = float(ratio(*fraction))
+            out[f"macro_{name}"] = float(labels[name].mean())
+            out[f"weighted_{name}"] = float((labels[name] * share).sum())
+        return out

@@ -1,0 +1,103 @@
+"""P@m, R@m, F1@m, nDCG@m and PSP@m."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..labels import LabelSets
+from .accumulator import Accumulator, hits_of
+
+
+def propensities(counts: Tensor, num_points: int, a: float = 0.55, b: float = 1.5) -> Tensor:
+    """How likely a label is annotated where it applies (Jain et al. 2016): ``1/(1 + C (N_l + b)^-a)``, float64 ``[n]``.
+
+    Args:
+        counts: ``[n]``, the rows of the training set that carry each label.
+        num_points: rows of the training set (at least 3: C is ``(log N - 1)(b + 1)^a`` and must be positive).
+    """
+    if num_points < 3:
+        raise ValueError(f"num_points must be at least 3, got {num_points}")
+    c = (math.log(num_points) - 1) * (b + 1) ** a
+    return 1 / (1 + c * (counts.to(torch.float64) + b) ** -a)
+
+
+class RankingMetrics(Accumulator):
+    """P@m, R@m, F1@m, nDCG@m and, with propensities, PSP@m from the labels that ``topk`` gives.
+
+    P@m and R@m are means over rows of hits/m and hits/|Y|; F1@m is the harmonic mean of these two means. nDCG@m has
+    gain 1/log2(rank + 1) and divides by the best possible. PSP@m weighs a hit by 1/propensity and divides, summed over
+    all rows, by what the best ranking would get.
+
+    Args:
+        num_labels: n.
+        m: the cut-offs.
+        propensity: ``[n]``, see ``propensities``; adds PSP@m.
+    """
+
+    def __init__(self, num_labels: int, m: Sequence[int] = (1, 3, 5), propensity: Tensor | None = None) -> None:
+        self.m = tuple(m)
+        if not self.m or any(isinstance(at, bool) or not 1 <= at <= num_labels for at in self.m):
+            raise ValueError(f"m must hold cut-offs in 1 … num_labels = {num_labels}, got {m!r}")
+        if propensity is not None:
+            if propensity.shape != (num_labels,):
+                raise ValueError(f"propensity must have shape [{num_labels}], got {tuple(propensity.shape)}")
+            if not bool(((propensity > 0) & (propensity <= 1)).all()):
+                raise ValueError("propensity must lie in (0, 1]; metrics.propensities makes them from label counts")
+        self.propensity = propensity
+        names = ["P", "R", "nDCG"] + (["PSP", "PSP_best"] if propensity is not None else [])
+        zeros = {name: torch.zeros(len(self.m), dtype=torch.float64) for name in names}
+        super().__init__(num_labels, rows=torch.zeros((), dtype=torch.float64), **zeros)
+
+    def _settings(self) -> tuple[Any, ...]:
+        return (self.num_labels, self.m, self.propensity is not None)
+
+    def update(self, top: Tensor, targets: Any) -> None:
+        """Adds a batch: ``top [B, ≥ max(m)]`` labels, highest first, and its true sets."""
+        most = max(self.m)
+        top = self._top(top, most, "top")[:, :most]
+        sets = self._sets(targets, top.shape[0], top.device)
+        hits = hits_of(top, sets).to(torch.float64)
+        sizes = sets.sizes
+        discount = 1 / torch.arange(2, most + 2, device=top.device, dtype=torch.float64).log2()
+        best = torch.cat([discount.new_zeros(1), discount.cumsum(0)])
+        found, gained = hits.cumsum(1), (hits * discount).cumsum(1)
+        at = torch.tensor(self.m, device=top.device) - 1
+        ideal = best[torch.minimum(sizes[:, None], at + 1)]
+        self._add("P", found[:, at].sum(0) / (at + 1))
+        self._add("R", (found[:, at] / sizes.clamp(min=1)[:, None]).sum(0))
+        self._add("nDCG", torch.where(ideal > 0, gained[:, at] / ideal.clamp(min=1e-300), 0).sum(0))
+        if self.propensity is not None:
+            gain = 1 / self.propensity.to(device=top.device, dtype=torch.float64)
+            self._add("PSP", (hits * gain[top]).cumsum(1)[:, at].sum(0))
+            self._add("PSP_best", _best_gains(gain, sets, most)[:, at].sum(0))
+        self._add("rows", hits.new_tensor(top.shape[0]))
+
+    def compute(self) -> dict[str, float]:
+        """``{"P@1": …, "R@1": …, "F1@1": …, "nDCG@1": …, …}``."""
+        rows, out = self._rows(), {}
+        for i, at in enumerate(self.m):
+            p, r = float(self._sums["P"][i]) / rows, float(self._sums["R"][i]) / rows
+            out[f"P@{at}"], out[f"R@{at}"] = p, r
+            out[f"F1@{at}"] = 2 * p * r / (p + r) if p + r else 0.0
+            out[f"nDCG@{at}"] = float(self._sums["nDCG"][i]) / rows
+            if self.propensity is not None:
+                best = float(self._sums["PSP_best"][i])
+                out[f"PSP@{at}"] = float(self._sums["PSP"][i]) / best if best else 0.0
+        return out
+
+
+def _best_gains(gain: Tensor, sets: LabelSets, most: int) -> Tensor:
+    """The sums of each set's 1 … most largest gains, ``[B, most]``."""
+    gains, rows = gain[sets.indices], sets.rows()
+    order = torch.argsort(gains, descending=True, stable=True)
+    order = order[torch.argsort(rows[order], stable=True)]
+    rank = torch.arange(order.numel(), device=gain.device) - sets.offsets[rows[order]]
+    keep = rank < most
+    table = gain.new_zeros(len(sets), most)
+    table[rows[order][keep], rank[keep]] = gains[order][keep]
+    return table.cumsum(1)

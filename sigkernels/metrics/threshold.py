@@ -1,0 +1,44 @@
+"""A threshold from the rows' best cuts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .accumulator import Accumulator, check_values, hits_of
+
+
+class ThresholdAveraging(Accumulator):
+    """A global threshold: the mean over rows of the threshold that gives the row its best F1 (Decubber et al.).
+
+    For each row the cut with the best F1 among its top m-1 labels is taken, the shortest if several are equal, and the
+    threshold halfway between the scores around the cut. Rows without labels have no best cut and are left out. Ask
+    ``topk`` for more labels than a set has. The threshold is on the scale of the values: give ``values.sigmoid()`` for
+    one that fits ``head.predict(h, threshold)``.
+    """
+
+    def __init__(self, num_labels: int) -> None:
+        zero = torch.zeros((), dtype=torch.float64)
+        super().__init__(num_labels, rows=zero, threshold=zero.clone(), best_f1=zero.clone())
+
+    def update(self, values: Tensor, top: Tensor, targets: Any) -> None:
+        """Adds a batch: scores ``values [B, m]``, their labels ``top [B, m]``, highest first, and its true sets."""
+        top = self._top(top, 2, "top")
+        check_values(values, top)
+        sets = self._sets(targets, top.shape[0], top.device)
+        values = values.to(torch.float64)
+        cuts = torch.arange(1, top.shape[1], device=top.device)
+        f1 = 2 * hits_of(top, sets)[:, :-1].cumsum(1) / (cuts + sets.sizes[:, None])
+        best = f1.argmax(1, keepdim=True)
+        halfway = (values.gather(1, best) + values.gather(1, best + 1)) / 2
+        used = sets.sizes > 0
+        self._add("threshold", halfway[used].sum())
+        self._add("best_f1", f1.gather(1, best)[used].sum())
+        self._add("rows", used.sum().to(torch.float64))
+
+    def compute(self) -> dict[str, float]:
+        """``{"threshold": the mean threshold, "best_f1": the mean of the rows' best F1}``."""
+        rows = self._rows()
+        return {name: float(self._sums[name]) / rows for name in ("threshold", "best_f1")}
