@@ -117,19 +117,20 @@ struct SimtProducts {
         Acc at[RANK / PER_ROW] = {};
     };
 
-    // strip += left [ROWS, depth] right [RANK, depth]^T, of which `used` rows are not zero
+    // strip += left [ROWS, depth] right [RANK, depth]^T, of which `used` rows are not zero.  From the last column to the
+    // first: column 0 carries the prior of all labels, and what comes after a large number is rounded with it.
     static __device__ __forceinline__ void strip_step(Strip& strip, const Operand* left, const Operand* right, int ld,
                                                       int depth, int used) {
         const int row = thread() % K::ROWS, first = thread() / K::ROWS;
 #pragma unroll 1
-        for (int k = 0; k < depth; k += V) {
+        for (int k = depth - V; k >= 0; k -= V) {
             const Vec a = *reinterpret_cast<const Vec*>(left + row * ld + k);
 #pragma unroll
             for (int i = 0; i < RANK / PER_ROW; ++i) {
                 if (first + PER_ROW * i < used) {  // the same for the whole warp
                     const Vec b = *reinterpret_cast<const Vec*>(right + (first + PER_ROW * i) * ld + k);
 #pragma unroll
-                    for (int v = 0; v < V; ++v) strip.at[i] += a.at[v] * b.at[v];
+                    for (int v = V - 1; v >= 0; --v) strip.at[i] += a.at[v] * b.at[v];
                 }
             }
         }

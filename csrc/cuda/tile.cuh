@@ -164,7 +164,7 @@ __device__ __forceinline__ void add_dft(typename Products<K>::Sum& sum, const Sh
     using Acc = typename K::Acc;
     for (int rank0 = 0; rank0 < p.rank; rank0 += RANK) {
         typename P::Strip c;
-        for (int start = 0; start < p.columns; start += K::DEPTH) {
+        for (int start = (p.columns - 1) / K::DEPTH * K::DEPTH; start >= 0; start -= K::DEPTH) {  // as in strip_step
             __syncthreads();
             load_chunk<K, K::ROWS>(shared.x(), p.dft + int64_t(row) * p.dft_stride, p.dft_stride, p.dft_stride, true,
                                    p.batch - row, start);

@@ -72,7 +72,9 @@ class Columns(NamedTuple):
 class Engine(Protocol):
     """What a GPU backend brings to the pass."""
 
-    tile: int  # labels per tile
+    @property
+    def tile(self) -> int:
+        """Labels per tile."""
 
     def blocks(self, x: Tensor) -> int:
         """How many blocks run on the device at once."""
@@ -163,7 +165,9 @@ class _Pass:
             out = self.grad_x[chunk.rows]
             self.engine.add_slabs(gradients.slabs, out, gradients.out_scale, chunk.labels.start > 0)
 
-    def finish(self, grad_weight: Tensor | None, into: Tensor | None) -> tuple[Tensor | None, ...]:
+    def finish(
+        self, grad_weight: Tensor | None, into: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients of x, weight and bias in the dtype in which they are handed out."""
         if grad_weight is not None and into is not None:
             grad_weight = into if grad_weight is into else into.add_(grad_weight)

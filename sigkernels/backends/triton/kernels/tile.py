@@ -112,7 +112,10 @@ def logit_tile(
     if HAS_DFT:
         for rank0 in tl.range(0, rank, RB, disable_licm=True):
             c = tl.zeros((BM, RB), ACC)
-            for start in tl.range(0, columns, BK, disable_licm=True):
+            # From the last column to the first: column 0 carries the prior of all labels, and what comes after a large
+            # number is rounded with it.
+            for done in tl.range(0, columns, BK, disable_licm=True):
+                start = (columns - 1) // BK * BK - done
                 column = start + tl.arange(0, BK)[None, :]
                 a = tl.load(dft + (r * dft_stride + column), mask=in_row, other=0.0).to(DTYPE)
                 m = turned(v, turn, rank, even, columns, tile, rank0, start, BK)
