@@ -154,8 +154,8 @@ def compare(p: Problem, result: Any, exact: Any, eager: Any, tf32: bool) -> None
     On a problem of a few numbers eager torch may be right by luck, and in float64 it is the truth itself. What the
     kernels' arithmetic allows itself, with u = eps/2 of the dtype:
     float64: the factors of a tile are cut off at 1e-14 of the largest singular value, and exp and log take as much
-    again (seen: 1.5e-14). The derivative of a quotient is
-    a difference of sums, which costs the confusion-matrix losses another digit (seen: 4e-14).
+    again (seen: 1.5e-14). The derivative of a quotient is a difference of sums, which costs the confusion-matrix
+    losses another digit (seen: 4e-14).
     float32: the DFT part is a product of five rounded factors (V, its turn, M, c, U) and two sums where eager has one
     of each: 7u. Worst seen: 3.6e-7 where eager has 2.2e-7.
     16-bit, the loss: factors in two halves are right to u², twice; everything else is float32.

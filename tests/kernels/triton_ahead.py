@@ -90,7 +90,7 @@ def compile_one(job: Job) -> dict[str, object]:
     from sigkernels.backends.triton import configs
 
     platform, arch = job.platform, job.arch
-    config = configs.candidates(platform, getattr(torch, job.dtype), job.kernel)[job.index]
+    config = configs.candidates(platform, getattr(torch, job.dtype), job.kernel, job.slack)[job.index]
     target = GPUTarget(platform, int(arch) if platform == "cuda" else arch, 32 if platform == "cuda" else 64)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     made = triton.compile(source(job.kernel, job.dtype, config, job.slack), target=target, options=options)
@@ -136,7 +136,7 @@ def jobs(targets: list[str], everything: bool) -> list[Job]:
         for kernel in KERNELS:
             for dtype in ("bfloat16", "float32", "float64"):
                 for name, slack in classes.items():
-                    count = len(configs.candidates(platform, getattr(torch, dtype), kernel))
+                    count = len(configs.candidates(platform, getattr(torch, dtype), kernel, slack))
                     choices = range(count) if everything else _usual(target, kernel, dtype, name)
                     found += [Job(platform, arch, kernel, dtype, index, slack) for index in choices]
     return found

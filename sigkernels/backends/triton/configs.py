@@ -28,8 +28,8 @@ class Config(NamedTuple):
 
 # First entry: the choice without a tuner. The losses hold a tile's elementwise work and the products of its gradients:
 # they take fewer rows and more warps than the bare logits. Every entry compiles ahead without a spill, whatever the slack.
-_LOSSES = {
-    "16-bit": (Config(32, 64, 8, 2), Config(32, 32, 8, 2)),
+_LOSSES: dict[str, tuple[Config, ...]] = {
+    "16-bit": (Config(32, 64, 8, 2),),
     "float32": (Config(32, 32, 8, 2),),
     "float64": (Config(16, 16, 8, 2),),
 }
@@ -53,6 +53,8 @@ _TABLE: dict[str, dict[str, tuple[Config, ...]]] = {
     },
     "add_slabs": {kind: (Config(0, 0, 4, 1),) for kind in ("16-bit", "float32", "float64")},
 }
+# Where rows are loaded 16 bytes at a time the copies in flight take registers.
+_ALIGNED = {("fused_loss", "16-bit"): (Config(32, 32, 8, 2),)}
 # AMD: 4 warps of 64 lanes with 512 registers each, and no pipelining through registers, which only spills.
 _HIP_LOSSES = {
     "16-bit": (Config(64, 32, 4, 1), Config(16, 32, 4, 1)),
@@ -77,10 +79,12 @@ _HIP_TABLE = _TABLE | {
 }
 
 
-def candidates(platform: str, dtype: torch.dtype, kernel: str) -> tuple[Config, ...]:
+def candidates(platform: str, dtype: torch.dtype, kernel: str, slack: int) -> tuple[Config, ...]:
     """The configurations of a kernel on "cuda" or "hip", best guess first."""
     kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16-bit")
-    return (_HIP_TABLE if platform == "hip" else _TABLE)[kernel][kind]
+    if platform == "hip":
+        return _HIP_TABLE[kernel][kind]
+    return _ALIGNED.get((kernel, kind), _TABLE[kernel][kind]) if slack % 16 == 0 else _TABLE[kernel][kind]
 
 
 def platform() -> str:
@@ -92,8 +96,9 @@ _chosen: dict[tuple[object, ...], Config] = {}
 
 
 def choose(kernel: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Config:
-    """The configuration for a launch: the measured one if a tuner ran for this shape class, else the table's first."""
-    return _chosen.get(_key(kernel, dtype, device, shape)) or candidates(platform(), dtype, kernel)[0]
+    """The configuration for a launch of ``shape`` (batch, labels, slack): the measured one if a tuner ran for this shape
+    class, else the table's first."""
+    return _chosen.get(_key(kernel, dtype, device, shape)) or candidates(platform(), dtype, kernel, shape[2])[0]
 
 
 def tune(
@@ -111,10 +116,10 @@ def tune(
         return  # a graph cannot be timed while it is captured: the table decides
     from triton.testing import do_bench
 
-    options = candidates(platform(), dtype, kernel)
+    options = candidates(platform(), dtype, kernel, shape[2])
     _chosen[key] = min(options, key=lambda config: do_bench(lambda: run(config), warmup=5, rep=20))
 
 
 def _key(kernel: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> tuple[object, ...]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return kernel, dtype, name, *(size.bit_length() for size in shape)
+    return kernel, dtype, name, shape[2] % 16 == 0, *(size.bit_length() for size in shape)
