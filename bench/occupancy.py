@@ -2,8 +2,8 @@
 
     python bench/occupancy.py [--arch sm_80 --arch sm_90] [--json]
 
-Registers come from ptxas, shared memory from the kernels' own headers, and the number of resident blocks from NVIDIA's
-cuda_occupancy.h. Needs nvcc. Each kernel is compiled for each architecture: about a minute per architecture.
+Registers come from ptxas, shared memory from the kernels' own headers (with the factors of n = 8921, k = 80), and the
+number of resident blocks from NVIDIA's cuda_occupancy.h. Needs nvcc. Each kernel is compiled for each architecture: about a minute per architecture.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CSRC = ROOT / "csrc"
 sys.path.insert(0, str(ROOT / "tests" / "kernels"))
 from ptxas import Usage, usages  # noqa: E402
 
-KERNELS = ("fused_loss", "logits", "predict", "topk")
+KERNELS = ("fused_loss", "confusion_loss", "add_slabs", "logits", "predict", "topk")
 # (name, multiprocessors, threads and bytes of shared memory per multiprocessor, bytes per block)
 DEVICES = {
     "sm_80": ("A100", 108, 2048, 167936, 166912),
@@ -37,14 +37,23 @@ PROGRAM = r"""
 #include <cuda_occupancy.h>
 #include <cstdio>
 #include <string>
+#include "confusion_loss.cuh"
 #include "fused_loss.cuh"
+#include "launch.cuh"
 #include "logits.cuh"
 #include "predict.cuh"
 #include "topk.cuh"
+// With U and V of n = 8921, k = 80: rank 9.
 template <class K>
 int shared_of(const std::string& kernel) {
-    return kernel == "fused_loss" ? sk::FusedShared<K>::bytes : kernel == "topk" ? sk::TopkShared<K>::bytes
-         : kernel == "predict" ? sk::PredictShared<K>::bytes : sk::Shared<K>::bytes_scan;
+    if (kernel == "add_slabs") return sk::THREADS * sizeof(typename K::Acc);
+    const int own = kernel == "fused_loss" ? sk::FusedShared<K>::bytes
+                  : kernel == "confusion_loss" ? sk::ConfusionShared<K>::bytes
+                  : kernel == "topk" ? sk::TopkShared<K>::bytes
+                  : kernel == "predict" ? sk::PredictShared<K>::bytes : sk::Shared<K>::bytes_scan;
+    const int factors = 9 * (sk::TILE + 81) * sizeof(typename K::Acc);
+    const int most = own > sk::BLOCK_BYTES<K> ? sk::ONE_BLOCK_BYTES : sk::BLOCK_BYTES<K>;
+    return own + factors <= most ? own + factors : own;
 }
 int main() {
     int major, minor, threads, per_sm, per_block, registers;

@@ -35,18 +35,45 @@ sk::LossParams loss_of(const py::dict& settings) {
     return loss;
 }
 
+sk::ConfusionParams confusion_of(const py::dict& settings) {
+    sk::ConfusionParams loss;
+    loss.form = settings["form"].cast<int>(), loss.mirrored = settings["mirrored"].cast<bool>();
+    if (loss.form < 0 || loss.form > 2)
+        throw py::value_error("form must be 0 (logits), 1 (probability) or 2 (unbounded)");
+    const auto number = [&](const char* name) { return settings[name].cast<double>(); };
+    loss.n_tp = number("n_tp"), loss.n_s = number("n_s"), loss.n_p = number("n_p"), loss.n_rows = number("n_rows");
+    loss.d_s = number("d_s"), loss.d_p = number("d_p"), loss.d_rows = number("d_rows");
+    loss.tiny = number("tiny"), loss.scale = number("scale"), loss.beta = number("beta"), loss.eta = number("eta");
+    return loss;
+}
+
 struct Launch {  // what every operation starts with
     sk::LaunchOn on;
     sk::Problem problem;
 };
 
-Launch launch_of(int device, Address stream, const std::string& dtype, Address x, Address weight, Address c, Address u,
-                 Address bias, int64_t batch, int64_t labels, int64_t slack, int64_t rank) {
-    if (batch < 0 || labels < 0 || slack < 0 || rank < 0 || slack > INT32_MAX / 2 || rank > INT32_MAX / 8)
-        throw py::value_error("batch, labels, slack and rank must be sizes, and slack and rank fit 31 bits");
+Launch launch_of(int device, Address stream, const std::string& dtype, Address x, Address dft, Address weight,
+                 Address bias, Address u, Address v, Address turn, int64_t batch, int64_t labels, int64_t slack,
+                 int64_t rank, int64_t even, int64_t columns, int64_t dft_stride) {
+    if (batch < 0 || labels < 0 || slack < 0 || rank < 0 || columns < 0 || slack > INT32_MAX / 2 ||
+        columns > INT32_MAX / 4 || rank > 2 * sk::tile_labels() || even < 0 || even > rank || (rank > 0) != (columns > 0))
+        throw py::value_error("batch, labels, slack, rank, even and columns must be sizes that belong together");
+    if (dft_stride < columns || dft_stride % sk::tile_labels())
+        throw py::value_error("dft_stride must be a multiple of TILE and hold all columns");
     return {{device, at<void>(stream)},
-            {dtype_of(dtype), at<void>(x), at<void>(weight), at<void>(c), at<void>(u), at<void>(bias), batch, labels,
-             slack, rank}};
+            {dtype_of(dtype), at<void>(x), at<void>(dft), at<void>(weight), at<void>(bias), at<void>(u), at<void>(v),
+             at<void>(turn), batch, labels, slack, rank, even, columns, dft_stride}};
+}
+
+sk::Targets targets_of(bool sparse, Address indices, Address positions, int64_t label_start, Address dense,
+                       int64_t dense_stride) {
+    return {sparse, at<int64_t>(indices), at<int32_t>(positions), label_start, at<void>(dense), dense_stride};
+}
+
+sk::Gradients gradients_of(Address out_scale, bool need_x, Address slabs, Address grad_weight, bool grad_weight_narrow,
+                           bool accumulate_weight, Address grad_bias, bool accumulate_bias, Address scratch) {
+    return {at<void>(out_scale), need_x,           at<void>(slabs), at<void>(grad_weight), grad_weight_narrow,
+            accumulate_weight,   at<void>(grad_bias), accumulate_bias, at<void>(scratch)};
 }
 
 }  // namespace
@@ -64,8 +91,16 @@ PYBIND11_MODULE(_cuda, m) {
 
     py::class_<Launch>(m, "Launch")
         .def(py::init(&launch_of), py::kw_only(), py::arg("device"), py::arg("stream"), py::arg("dtype"), py::arg("x"),
-             py::arg("weight"), py::arg("c"), py::arg("u"), py::arg("bias"), py::arg("batch"), py::arg("labels"),
-             py::arg("slack"), py::arg("rank"));
+             py::arg("dft"), py::arg("weight"), py::arg("bias"), py::arg("u"), py::arg("v"), py::arg("turn"),
+             py::arg("batch"), py::arg("labels"), py::arg("slack"), py::arg("rank"), py::arg("even"),
+             py::arg("columns"), py::arg("dft_stride"));
+    py::class_<sk::Targets>(m, "Targets")
+        .def(py::init(&targets_of), py::kw_only(), py::arg("sparse"), py::arg("indices"), py::arg("positions"),
+             py::arg("label_start"), py::arg("dense"), py::arg("dense_stride"));
+    py::class_<sk::Gradients>(m, "Gradients")
+        .def(py::init(&gradients_of), py::kw_only(), py::arg("out_scale"), py::arg("need_x"), py::arg("slabs"),
+             py::arg("grad_weight"), py::arg("grad_weight_narrow"), py::arg("accumulate_weight"),
+             py::arg("grad_bias"), py::arg("accumulate_bias"), py::arg("scratch"));
 
     m.def(
         "logits",
@@ -77,39 +112,42 @@ PYBIND11_MODULE(_cuda, m) {
 
     m.def(
         "fused_loss",
-        [](const Launch& l, bool sparse, Address indices, Address positions, int64_t label_start, Address dense,
-           int64_t dense_stride, const py::dict& loss, Address label_weight, Address pos_weight, Address row_factor,
-           Address out_scale, Address row_sums, bool need_x, Address slabs, Address grad_c, Address grad_weight,
-           bool grad_weight_narrow, bool accumulate_weight, Address grad_bias, bool accumulate_bias, int64_t blocks) {
-            const sk::FusedLoss f{sparse,
-                                  at<int64_t>(indices),
-                                  at<int32_t>(positions),
-                                  label_start,
-                                  at<void>(dense),
-                                  dense_stride,
-                                  loss_of(loss),
-                                  at<void>(label_weight),
-                                  at<void>(pos_weight),
-                                  at<void>(row_factor),
-                                  at<void>(out_scale),
-                                  at<double>(row_sums),
-                                  need_x,
-                                  at<void>(slabs),
-                                  at<void>(grad_c),
-                                  at<void>(grad_weight),
-                                  grad_weight_narrow,
-                                  accumulate_weight,
-                                  at<void>(grad_bias),
-                                  accumulate_bias,
-                                  blocks};
+        [](const Launch& l, const sk::Targets& targets, const sk::Gradients& gradients, const py::dict& loss,
+           Address label_weight, Address pos_weight, Address row_factor, Address row_sums, int64_t blocks) {
+            const sk::FusedLoss f{loss_of(loss), at<void>(label_weight), at<void>(pos_weight), at<void>(row_factor),
+                                  at<double>(row_sums)};
             const py::gil_scoped_release release;
-            sk::fused_loss(l.on, l.problem, f);
+            sk::fused_loss(l.on, l.problem, targets, gradients, f, blocks);
         },
-        py::arg("launch"), py::kw_only(), py::arg("sparse"), py::arg("indices"), py::arg("positions"),
-        py::arg("label_start"), py::arg("dense"), py::arg("dense_stride"), py::arg("loss"), py::arg("label_weight"),
-        py::arg("pos_weight"), py::arg("row_factor"), py::arg("out_scale"), py::arg("row_sums"), py::arg("need_x"),
-        py::arg("slabs"), py::arg("grad_c"), py::arg("grad_weight"), py::arg("grad_weight_narrow"),
-        py::arg("accumulate_weight"), py::arg("grad_bias"), py::arg("accumulate_bias"), py::arg("blocks"));
+        py::arg("launch"), py::arg("targets"), py::arg("gradients"), py::kw_only(), py::arg("loss"),
+        py::arg("label_weight"), py::arg("pos_weight"), py::arg("row_factor"), py::arg("row_sums"),
+        py::arg("blocks"));
+
+    m.def(
+        "confusion_loss",
+        [](const Launch& l, const sk::Targets& targets, const sk::Gradients& gradients, const py::dict& loss,
+           Address beta, Address eta, Address logits, Address values, Address grad_beta, Address grad_eta,
+           int64_t blocks) {
+            const sk::ConfusionLoss f{confusion_of(loss), at<void>(beta),        at<void>(eta),      at<void>(logits),
+                                      at<double>(values), at<double>(grad_beta), at<double>(grad_eta)};
+            const py::gil_scoped_release release;
+            sk::confusion_loss(l.on, l.problem, targets, gradients, f, blocks);
+        },
+        py::arg("launch"), py::arg("targets"), py::arg("gradients"), py::kw_only(), py::arg("loss"), py::arg("beta"),
+        py::arg("eta"), py::arg("logits"), py::arg("values"), py::arg("grad_beta"), py::arg("grad_eta"),
+        py::arg("blocks"));
+
+    m.def(
+        "add_slabs",
+        [](int device, Address stream, Address slabs, Address out, Address scale, int64_t count, int64_t size,
+           bool wide, bool accumulate) {
+            if (count < 0 || size < 0) throw py::value_error("count and size must not be negative");
+            const sk::AddSlabs a{at<void>(slabs), at<void>(out), at<void>(scale), count, size, wide, accumulate};
+            const py::gil_scoped_release release;
+            sk::add_slabs({device, at<void>(stream)}, a);
+        },
+        py::kw_only(), py::arg("device"), py::arg("stream"), py::arg("slabs"), py::arg("out"), py::arg("scale"),
+        py::arg("count"), py::arg("size"), py::arg("wide"), py::arg("accumulate"));
 
     m.def(
         "topk",
@@ -141,11 +179,13 @@ PYBIND11_MODULE(_cuda, m) {
     m.def("rows_per_group", [](const std::string& dtype) { return sk::rows_per_group(dtype_of(dtype)); });
     m.def("resident_blocks",
           [](const std::string& dtype, int device) { return sk::resident_blocks(dtype_of(dtype), device); });
-    m.def("shared_memory", [](const std::string& name) {  // bytes per block of each kernel
+    m.def("block_shared_memory", [](const std::string& dtype) { return sk::block_shared_bytes(dtype_of(dtype)); });
+    m.def("shared_memory", [](const std::string& name) {  // bytes per block of each kernel, without U and V
         const sk::DType dtype = dtype_of(name);
         py::dict bytes;
         bytes["logits"] = sk::logits_shared_bytes(dtype);
         bytes["fused_loss"] = sk::fused_loss_shared_bytes(dtype);
+        bytes["confusion_loss"] = sk::confusion_loss_shared_bytes(dtype);
         bytes["topk"] = sk::topk_shared_bytes(dtype);
         bytes["predict"] = sk::predict_shared_bytes(dtype);
         return bytes;

@@ -4,28 +4,24 @@
 
 namespace sk {
 
-void fused_loss(const LaunchOn& on, const Problem& p, const FusedLoss& f) {
+void fused_loss(const LaunchOn& on, const Problem& p, const Targets& targets, const Gradients& gradients,
+                const FusedLoss& f, int64_t blocks) {
     if (p.batch == 0 || p.labels == 0) return;
     with_kind(p.dtype, [&](auto kind) {
         using K = decltype(kind);
         using Acc = typename K::Acc;
+        constexpr int bytes = FusedShared<K>::bytes;
         FusedLossArgs<K> args{};
-        args.tile = tile_args<K>(p);
-        args.sparse = f.sparse, args.indices = f.indices, args.at = f.at, args.label_start = f.label_start;
-        args.dense = static_cast<const Acc*>(f.dense), args.dense_stride = f.dense_stride;
+        args.tile = tile_args<K>(p, bytes);
+        args.targets = target_args<K>(targets);
+        args.gradients = gradient_args<K>(gradients);
         args.loss = f.loss;
         args.label_weight = static_cast<const Acc*>(f.label_weight);
         args.pos_weight = static_cast<const Acc*>(f.pos_weight);
         args.row_factor = static_cast<const Acc*>(f.row_factor);
-        args.out_scale = static_cast<const Acc*>(f.out_scale);
         args.row_sums = f.row_sums;
-        args.need_x = f.need_x;
-        args.slabs = static_cast<Acc*>(f.slabs), args.grad_c = static_cast<Acc*>(f.grad_c);
-        args.grad_weight = f.grad_weight, args.grad_weight_narrow = f.grad_weight_narrow;
-        args.accumulate_weight = f.accumulate_weight;
-        args.grad_bias = static_cast<Acc*>(f.grad_bias), args.accumulate_bias = f.accumulate_bias;
-        launch(on, "fused_loss", fused_loss_kernel<K>, dim3(static_cast<unsigned>(f.blocks)), FusedShared<K>::bytes,
-               args);
+        launch(on, "fused_loss", fused_loss_kernel<K>, dim3(static_cast<unsigned>(blocks)),
+               bytes + args.tile.resident_bytes(), args);
     });
 }
 
@@ -41,11 +37,10 @@ int64_t resident_blocks(DType dtype, int device) {
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
     with_kind(dtype, [&](auto kind) {
         using K = decltype(kind);
-        check(cudaFuncSetAttribute(fused_loss_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   FusedShared<K>::bytes),
+        check(cudaFuncSetAttribute(fused_loss_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, BLOCK_BYTES<K>),
               "fused_loss");
         check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, fused_loss_kernel<K>, THREADS,
-                                                            FusedShared<K>::bytes),
+                                                            BLOCK_BYTES<K>),
               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     });
     return static_cast<int64_t>(processors) * std::max(per_processor, 1);
@@ -76,6 +71,12 @@ std::string devices() {
                  std::to_string(properties.major * 10 + properties.minor) + ")";
     }
     return count ? names : "no GPU";
+}
+
+int64_t block_shared_bytes(DType dtype) {
+    int64_t bytes = 0;
+    with_kind(dtype, [&](auto kind) { bytes = BLOCK_BYTES<decltype(kind)>; });
+    return bytes;
 }
 
 int64_t fused_loss_shared_bytes(DType dtype) {

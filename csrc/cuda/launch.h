@@ -17,53 +17,92 @@ struct LaunchOn {
     void* stream;  // cudaStream_t
 };
 
-// z = x S^T + c U^T + bias; see tile.cuh.  Types: x, weight, bias in the dtype; c, u in float, or double for f64.
+// What a kernel's struct of the same name in tile.cuh, targets.cuh, gradients.cuh holds.  Types: x, dft, weight and bias
+// in the dtype; everything else in float, or double for f64, where nothing else is said.
 struct Problem {
     DType dtype;
     const void* x;       // [batch, slack]
+    const void* dft;     // [batch, dft_stride]
     const void* weight;  // [labels, slack]
-    const void* c;       // [batch, tiles * rank]
-    const void* u;       // [tile, rank]
     const void* bias;    // [labels] or null
-    int64_t batch, labels, slack, rank;
+    const void* u;       // [tile, rank]
+    const void* v;       // [rank, columns / 2 + 1]
+    const void* turn;    // [tiles, 2, columns]
+    int64_t batch, labels, slack, rank, even, columns, dft_stride;
 };
 
-struct FusedLoss {
+struct Targets {
     bool sparse;
     const int64_t* indices;
     const int32_t* at;
     int64_t label_start;
     const void* dense;
     int64_t dense_stride;
-    LossParams loss;
-    const void *label_weight, *pos_weight, *row_factor, *out_scale;
-    double* row_sums;
+};
+
+struct Gradients {
+    const void* out_scale;
     bool need_x;
-    void *slabs, *grad_c, *grad_weight;
+    void *slabs, *grad_weight;
     bool grad_weight_narrow, accumulate_weight;
     void* grad_bias;
     bool accumulate_bias;
-    int64_t blocks;
+    void* scratch;
+};
+
+struct FusedLoss {
+    LossParams loss;
+    const void *label_weight, *pos_weight, *row_factor;
+    double* row_sums;
+};
+
+// value = (n_tp tp + n_s s + n_p p + n_rows rows) / (d_s s + d_p p + d_rows rows), 0 where |denominator| <= tiny
+struct ConfusionParams {
+    enum Form { logits, probability, unbounded };
+    int form = logits;  // what S is a function of
+    int mirrored = 0;   // S and y trade places with 1-S and 1-y
+    double n_tp = 0, n_s = 0, n_p = 0, n_rows = 0, d_s = 0, d_p = 0, d_rows = 0;
+    double tiny = 0, scale = 1, beta = 1, eta = 0;
+};
+
+struct ConfusionLoss {
+    ConfusionParams loss;
+    const void *beta, *eta;
+    void* logits;
+    double *values, *grad_beta, *grad_eta;
+};
+
+struct AddSlabs {
+    const void* slabs;
+    void* out;
+    const void* scale;
+    int64_t count, size;
+    bool wide, accumulate;  // wide: numbers are double, else float
 };
 
 void logits(const LaunchOn&, const Problem&, void* out, int64_t out_stride);
-void fused_loss(const LaunchOn&, const Problem&, const FusedLoss&);
+void fused_loss(const LaunchOn&, const Problem&, const Targets&, const Gradients&, const FusedLoss&, int64_t blocks);
+void confusion_loss(const LaunchOn&, const Problem&, const Targets&, const Gradients&, const ConfusionLoss&,
+                    int64_t blocks);
+void add_slabs(const LaunchOn&, const AddSlabs&);
 void topk(const LaunchOn&, const Problem&, int64_t ranges, int64_t m, void* keys, int32_t* labels);
 void predict_count(const LaunchOn&, const Problem&, int64_t ranges, double threshold, int32_t* counts);
 void predict_fill(const LaunchOn&, const Problem&, int64_t ranges, double threshold, const int64_t* starts,
                   int64_t label_start, int64_t* indices);
 
 // What a caller needs to size its work.
-int64_t tile_labels();             // labels per tile
-int64_t rows_per_group(DType);     // rows of the batch that a block takes at a time
-int64_t longest_list();            // the largest m of topk
-int64_t logits_shared_bytes(DType);      // shared memory of a block
+int64_t tile_labels();          // labels per tile
+int64_t rows_per_group(DType);  // rows of the batch that a block takes at a time
+int64_t longest_list();         // the largest m of topk
+int64_t logits_shared_bytes(DType);  // shared memory of a block, without U and V
 int64_t fused_loss_shared_bytes(DType);
+int64_t confusion_loss_shared_bytes(DType);
 int64_t topk_shared_bytes(DType);
 int64_t predict_shared_bytes(DType);
-int64_t resident_blocks(DType, int device);  // fused_loss blocks that run at once on the device
-std::string devices();             // "NVIDIA H100 (sm_90), ..." or why there is none
-int device_count();                // 0 without a driver or a device
+int64_t block_shared_bytes(DType);           // the most that a block takes with U and V
+int64_t resident_blocks(DType, int device);  // blocks of fused_loss that run at once on the device
+std::string devices();                       // "NVIDIA H100 (sm_90), ..." or why there is none
+int device_count();                          // 0 without a driver or a device
 
 struct CudaError : std::runtime_error {
     using std::runtime_error::runtime_error;

@@ -8,8 +8,10 @@ void logits(const LaunchOn& on, const Problem& p, void* out, int64_t out_stride)
     if (p.batch == 0 || p.labels == 0) return;
     with_kind(p.dtype, [&](auto kind) {
         using K = decltype(kind);
-        LogitsArgs<K> args{tile_args<K>(p), static_cast<typename K::Scalar*>(out), out_stride};
-        launch(on, "logits", logits_kernel<K>, scan_grid<K>(args.tile.tiles, p.batch), Shared<K>::bytes_scan, args);
+        constexpr int bytes = Shared<K>::bytes_scan;
+        LogitsArgs<K> args{tile_args<K>(p, bytes), static_cast<typename K::Scalar*>(out), out_stride};
+        launch(on, "logits", logits_kernel<K>, scan_grid<K>(args.tile.tiles, p.batch),
+               bytes + args.tile.resident_bytes(), args);
     });
 }
 

@@ -16,12 +16,13 @@ template <class K>
 __global__ void __launch_bounds__(THREADS, 2) logits_kernel(const LogitsArgs<K> p) {
     SK_DYNAMIC_SHARED(memory);
     const Shared<K> shared{memory};
+    const Factors<K> factors = load_factors(memory + Shared<K>::bytes_scan, p.tile);
     const int64_t tile = blockIdx.x;
     const int column = threadIdx.x % TILE;
     const int64_t label = tile * TILE + column;
     const auto bias = bias_of(p.tile, label);
     for (int64_t row0 = int64_t(blockIdx.y) * K::ROWS; row0 < p.tile.batch; row0 += int64_t(gridDim.y) * K::ROWS) {
-        logits_tile(shared, p.tile, tile, row0);
+        logits_tile(shared, p.tile, factors, tile, row0);
         for (int r = threadIdx.x / TILE; r < K::ROWS; r += THREADS / TILE)
             if (row0 + r < p.tile.batch && label < p.tile.labels)
                 p.out[(row0 + r) * p.out_stride + label] =

@@ -15,3 +15,19 @@
 
 #include <math.h>
 #include <stdint.h>
+
+namespace sk {
+
+// The number of this thread in its block.  Asked for anew each time: a kernel of several phases would otherwise work out
+// every address that depends on it at its start, and run out of registers.
+__device__ __forceinline__ int thread() {
+#if defined(__CUDA_ARCH__)
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
+#else
+    return static_cast<int>(threadIdx.x);
+#endif
+}
+
+}  // namespace sk

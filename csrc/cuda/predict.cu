@@ -10,10 +10,11 @@ static void predict(const LaunchOn& on, const Problem& p, int64_t ranges, double
     if (p.batch == 0 || p.labels == 0) return;
     with_kind(p.dtype, [&](auto kind) {
         using K = decltype(kind);
-        PredictArgs<K> args{tile_args<K>(p), static_cast<typename K::Acc>(threshold), counts, starts, indices,
-                            label_start};
+        constexpr int bytes = PredictShared<K>::bytes;
+        PredictArgs<K> args{tile_args<K>(p, bytes), static_cast<typename K::Acc>(threshold), counts, starts,
+                            indices, label_start};
         launch(on, FILL ? "predict (write)" : "predict (count)", predict_kernel<K, FILL>, scan_grid<K>(ranges, p.batch),
-               PredictShared<K>::bytes, args);
+               bytes + args.tile.resident_bytes(), args);
     });
 }
 

@@ -1,4 +1,4 @@
-// The three products of a tile on the tensor cores, through nvcuda::wmma: float16, bfloat16 and tf32 operands, float32
+// The products of a tile on the tensor cores, through nvcuda::wmma: float16, bfloat16 and tf32 operands, float32
 // sums.
 //
 // The 8 warps stand 4 x 2 over a result; each owns a block of 16 x 16 fragments.  A fragment's layout is the
@@ -51,7 +51,7 @@ struct TensorProducts {
         int row, column;  // of the first fragment
 
         __device__ __forceinline__ Block() {
-            const int warp = threadIdx.x / 32;
+            const int warp = thread() / 32;
             row = warp / 2 * 16 * FR;
             column = warp % 2 * 16 * FC;
 #pragma unroll
@@ -90,8 +90,8 @@ struct TensorProducts {
         // Every element to store(row, column, value), through this warp's staging square.
         template <class Store>
         __device__ __forceinline__ void each(float* stages, Store store) {
-            const int lane = threadIdx.x % 32;
-            float* stage = stages + threadIdx.x / 32 * 16 * LD_STAGE;
+            const int lane = thread() % 32;
+            float* stage = stages + thread() / 32 * 16 * LD_STAGE;
 #pragma unroll
             for (int i = 0; i < FR; ++i)
 #pragma unroll
@@ -119,8 +119,8 @@ struct TensorProducts {
 
     static __device__ __forceinline__ void clear(Sum&) {}
 
-    static __device__ __forceinline__ void logits_step(Sum& sum, const Operand* x, const Operand* w) {
-        sum.template add<Rows, Columns>(x, K::LD_CHUNK, w, K::LD_CHUNK, K::DEPTH);
+    static __device__ __forceinline__ void logits_step(Sum& sum, const Operand* x, const Operand* w, int depth) {
+        sum.template add<Rows, Columns>(x, K::LD_CHUNK, w, K::LD_CHUNK, depth);
     }
 
     static __device__ __forceinline__ void logits_store(const Sum& sum, Acc* z) {
@@ -132,18 +132,60 @@ struct TensorProducts {
                                                 K::LD_Z, nvcuda::wmma::mem_row_major);
     }
 
+    // g [ROWS, inner] w [inner, DEPTH] -> store(row, column, value)
     template <class Store>
-    static __device__ __forceinline__ void grad_x(const Operand* g, const Operand* w, Acc* stages, Store store) {
+    static __device__ __forceinline__ void grad_x(const Operand* g, int ld, const Operand* w, int inner, Acc* stages,
+                                                  Store store) {
         Block<K::ROWS / 64, K::DEPTH / 32> sum;
-        sum.template add<Rows, Rows>(g, K::LD_G, w, K::LD_CHUNK, TILE);
+        sum.template add<Rows, Rows>(g, ld, w, K::LD_CHUNK, inner);
         sum.each(stages, store);
     }
 
-    template <class Store>
-    static __device__ __forceinline__ void grad_weight(const Operand* g, const Operand* x, Acc* stages, Store store) {
-        Block<TILE / 64, K::DEPTH / 32> sum;
+    using WeightSum = Block<TILE / 64, K::DEPTH / 32>;
+
+    // sum += g [ROWS, TILE]^T x [ROWS, DEPTH]
+    static __device__ __forceinline__ void weight_step(WeightSum& sum, const Operand* g, const Operand* x) {
         sum.template add<Columns, Rows>(g, K::LD_G, x, K::LD_CHUNK, K::ROWS);
+    }
+
+    template <class Store>
+    static __device__ __forceinline__ void weight_store(WeightSum& sum, Acc* stages, Store store) {
         sum.each(stages, store);
+    }
+
+    // A strip is a [ROWS, RANK] result: a warp owns 16 rows of it.
+    struct Strip {
+        Result at;
+        __device__ __forceinline__ Strip() { nvcuda::wmma::fill_fragment(at, 0.0f); }
+    };
+
+    // strip += left [ROWS, depth] right [parts, RANK, depth]^T, summed over the parts
+    static __device__ __forceinline__ void strip_step(Strip& strip, const Operand* left, const Operand* right, int ld,
+                                                      int depth, int) {
+        static_assert(K::ROWS == 16 * WARPS, "a warp takes 16 rows of a strip");
+        const Operand* rows = left + thread() / 32 * 16 * ld;
+#pragma unroll 1
+        for (int k = 0; k < depth; k += STEP) {
+            Left<Rows> a;
+            load(a, rows + k, ld);
+#pragma unroll
+            for (int part = 0; part < K::FACTOR_PARTS; ++part) {
+                Right<Columns> b;
+                load(b, right + part * RANK * ld + k, ld);
+                nvcuda::wmma::mma_sync(strip.at, a, b, strip.at);
+            }
+        }
+    }
+
+    template <class Store>
+    static __device__ __forceinline__ void strip_store(const Strip& strip, Acc* stages, Store store) {
+        const int lane = thread() % 32, warp = thread() / 32;
+        float* stage = stages + warp * 16 * LD_STAGE;
+        nvcuda::wmma::store_matrix_sync(stage, strip.at, LD_STAGE, nvcuda::wmma::mem_row_major);
+        __syncwarp();
+#pragma unroll 1
+        for (int e = lane; e < 256; e += 32) store(16 * warp + e / 16, e % 16, stage[e / 16 * LD_STAGE + e % 16]);
+        __syncwarp();
     }
 };
 

@@ -1,9 +1,10 @@
 // The logits of ROWS rows and one tile of labels, in shared memory: what every kernel starts from.
 //
-//     z = x_slack S_tile^T + c_tile U^T + bias
+//     z = x_dft M^T U^T + x_slack S_tile^T + bias,      M = V Rot(tile)
 //
-// The shared dimension runs over the slack columns first and the DFT columns after them, so that rows of x and S are
-// read as they lie, 16 bytes at a time where s allows.
+// U [TILE, rank] and V are shared by all tiles and lie in shared memory where they fit.  Turning V once per tile and
+// chunk is cheaper than turning the coefficients of every row.  A row of V belongs to the cosines or to the sines, so
+// it is stored with one number per frequency, and M = V(row, frequency) * turn(tile, parity of the row, column).
 #pragma once
 
 #include "simt.cuh"
@@ -14,15 +15,25 @@ namespace sk {
 template <class K>
 struct TileArgs {
     const typename K::Scalar* x;       // [batch, slack]
+    const typename K::Scalar* dft;     // [batch, dft_stride]: the DFT features, zero beyond the last column
     const typename K::Scalar* weight;  // [labels, slack]
-    const typename K::Acc* c;          // [batch, tiles * rank]
-    const typename K::Acc* u;          // [TILE, rank]
     const typename K::Scalar* bias;    // [labels] or null
-    int64_t batch, labels, tiles;
-    int slack, rank;
-    int aligned;  // rows of x and weight start at multiples of 16 bytes
+    const typename K::Acc* u;          // [TILE, rank]
+    const typename K::Acc* v;          // [rank, columns / 2 + 1]
+    const typename K::Acc* turn;       // [tiles, 2, columns]
+    int64_t batch, labels, tiles;  // fit 31 bits: rows and tiles are counted in int, places in int64
+    int slack, rank, even, columns;  // the first `even` rows of V belong to the cosines; columns = 2k+1, or 0
+    int dft_stride;                  // a multiple of DEPTH
+    int aligned;                     // rows of x and weight start at multiples of 16 bytes
+    int resident_u, resident_v;      // whether a block keeps U, V in its shared memory
 
-    __device__ __forceinline__ int depth() const { return slack + rank * K::DFT_PARTS; }
+    __host__ __device__ __forceinline__ int u_bytes() const { return TILE * rank * int(sizeof(typename K::Acc)); }
+    __host__ __device__ __forceinline__ int v_bytes() const {
+        return rank * (columns / 2 + 1) * int(sizeof(typename K::Acc));
+    }
+    __host__ __device__ __forceinline__ int resident_bytes() const {
+        return (resident_u ? u_bytes() : 0) + (resident_v ? v_bytes() : 0);
+    }
 };
 
 template <class K, Engine E = K::engine>
@@ -44,10 +55,14 @@ struct Shared {
     static constexpr int bytes_stage = K::engine == Engine::tensor ? WARPS * 16 * 20 * sizeof(float) : 0;
     static constexpr int chunks = bytes_x + bytes_w;
     static constexpr int at_z = in_place ? chunks : 0;
-    static constexpr int at_g = in_place ? chunks : (bytes_z > chunks ? bytes_z : chunks);
-    static constexpr int at_stage = in_place ? at_z + bytes_z : at_g + bytes_g;
-    static constexpr int bytes = at_stage + bytes_stage;
-    static constexpr int bytes_scan = in_place ? at_z + bytes_z : at_g;  // of kernels that need z only
+    static constexpr int at_stage = in_place ? at_z + bytes_z : (bytes_z > chunks ? bytes_z : chunks);
+    static constexpr int at_g = in_place ? at_z : at_stage + bytes_stage;
+    static constexpr int bytes = at_stage + bytes_stage + bytes_g;
+    static constexpr int bytes_scan = in_place ? at_stage : at_stage + bytes_stage;  // of kernels that need z only
+
+    // A chunk of w also holds a strip's factor: RANK rows per part, as long as a chunk or as a tile.
+    static_assert(K::DFT_PARTS * RANK <= TILE && K::FACTOR_PARTS * RANK * K::LD_G <= TILE * K::LD_CHUNK, "U, V in w");
+    static_assert(K::DFT_PARTS * RANK <= K::DEPTH, "the coefficients of RANK columns are one chunk of x");
 
     unsigned char* base;
     __device__ __forceinline__ Operand* x() const { return reinterpret_cast<Operand*>(base); }
@@ -55,9 +70,34 @@ struct Shared {
     __device__ __forceinline__ Acc* z() const { return reinterpret_cast<Acc*>(base + at_z); }
     __device__ __forceinline__ Operand* g() const { return reinterpret_cast<Operand*>(base + at_g); }
     __device__ __forceinline__ Acc* stage() const { return reinterpret_cast<Acc*>(base + at_stage); }
+    // While logits are summed up z is free, where it has a place of its own.
+    __device__ __forceinline__ Acc* early_stage() const { return in_place ? z() : stage(); }
 };
 
-// A DFT factor as the p-th of its parts: 16-bit kinds multiply (high, low, high) of c with (high, high, low) of U.
+// Where a block finds U and V: its own copy at `base`, or memory.  Worked out at every use: registers are scarce.
+template <class K>
+struct Factors {
+    using Acc = typename K::Acc;
+    unsigned char* base;
+    const TileArgs<K>& p;
+    __device__ __forceinline__ const Acc* u() const { return p.resident_u ? reinterpret_cast<Acc*>(base) : p.u; }
+    __device__ __forceinline__ const Acc* v() const {
+        return p.resident_v ? reinterpret_cast<Acc*>(base + p.u_bytes()) : p.v;
+    }
+};
+
+// Copies what is to be resident; a barrier follows before anybody reads it (logits_tile begins with one).
+template <class K>
+__device__ __forceinline__ Factors<K> load_factors(unsigned char* base, const TileArgs<K>& p) {
+    using Acc = typename K::Acc;
+    Acc* to = reinterpret_cast<Acc*>(base);
+    for (int i = thread(); p.resident_u && i < TILE * p.rank; i += THREADS) to[i] = p.u[i];
+    to += TILE * p.rank;
+    for (int i = thread(); p.resident_v && i < p.rank * (p.columns / 2 + 1); i += THREADS) to[i] = p.v[i];
+    return {base, p};
+}
+
+// A DFT factor as the p-th of its parts: 16-bit kinds multiply (high, low, high) of c with (high, high, low) of U or V.
 template <class K, bool COEFFICIENT>
 __device__ __forceinline__ typename K::Operand dft_part(typename K::Acc value, int part) {
     const auto high = Narrow<typename K::Operand>::from(value);
@@ -65,61 +105,105 @@ __device__ __forceinline__ typename K::Operand dft_part(typename K::Acc value, i
     return high;
 }
 
-// COUNT rows of [main | DFT factor], columns start ... start + DEPTH - 1, into shared memory; zero outside.
-template <class K, int COUNT, bool COEFFICIENT>
-__device__ __forceinline__ void load_chunk(typename K::Operand* to, const TileArgs<K>& p,
-                                           const typename K::Scalar* main,  // [rows, slack]
-                                           const typename K::Acc* factor,   // [rows, rank] with a row stride
-                                           int64_t factor_stride, int64_t rows, int start) {
+// COUNT rows of a matrix, columns start ... start + DEPTH - 1, into shared memory; zero outside.
+template <class K, int COUNT>
+__device__ __forceinline__ void load_chunk(typename K::Operand* to, const typename K::Scalar* from, int64_t stride,
+                                           int columns, bool aligned, int64_t rows, int start) {
     using Vec = Pack<typename K::Operand>;
     constexpr int PER_ROW = K::DEPTH / Vec::size;
-    for (int group = threadIdx.x; group < COUNT * PER_ROW; group += THREADS) {
+    share<COUNT * PER_ROW>([&](int group) {
         const int row = group / PER_ROW, offset = group % PER_ROW * Vec::size, column = start + offset;
         Vec loaded;
-        const auto* from = main + static_cast<int64_t>(row) * p.slack + column;
-        if (row < rows && p.aligned && column + Vec::size <= p.slack) {
-            loaded = *reinterpret_cast<const Vec*>(from);
+        const auto* at = from + row * stride + column;
+        if (row < rows && aligned && column + Vec::size <= columns) {
+            loaded = *reinterpret_cast<const Vec*>(at);
         } else {
 #pragma unroll
             for (int v = 0; v < Vec::size; ++v) {
                 loaded.at[v] = Narrow<typename K::Operand>::from(0);
-                const int extra = column + v - p.slack;
-                if (row < rows && extra < 0) loaded.at[v] = from[v];
-                if (row < rows && extra >= 0 && extra < p.rank * K::DFT_PARTS)
-                    loaded.at[v] =
-                        dft_part<K, COEFFICIENT>(factor[row * factor_stride + extra % p.rank], extra / p.rank);
+                if (row < rows && column + v < columns) loaded.at[v] = at[v];
             }
         }
         *reinterpret_cast<Vec*>(to + row * K::LD_CHUNK + offset) = loaded;
+    });
+}
+
+template <class K>
+__device__ __forceinline__ void load_x(typename K::Operand* to, const TileArgs<K>& p, int row, int start) {
+    load_chunk<K, K::ROWS>(to, p.x + int64_t(row) * p.slack, p.slack, p.slack, p.aligned, p.batch - row, start);
+}
+
+template <class K>
+__device__ __forceinline__ void load_weight(typename K::Operand* to, const TileArgs<K>& p, int tile, int start) {
+    const int64_t label = int64_t(tile) * TILE;
+    load_chunk<K, TILE>(to, p.weight + label * p.slack, p.slack, p.slack, p.aligned, p.labels - label, start);
+}
+
+// Rows rank0 ... rank0 + RANK - 1 of M, columns start ... start + DEPTH - 1, as [PARTS, RANK, DEPTH]; zero outside.
+template <class K, bool COEFFICIENT, int PARTS>
+__device__ __forceinline__ void load_turned(typename K::Operand* to, const TileArgs<K>& p, const Factors<K>& factors,
+                                            int tile, int rank0, int start) {
+    const int per_row = p.columns / 2 + 1;
+    share<RANK * K::DEPTH>([&](int e) {
+        const int i = e / K::DEPTH, c = e % K::DEPTH, row = rank0 + i, column = start + c;
+        typename K::Acc value = 0;
+        if (row < p.rank && column < p.columns)
+            value = factors.v()[row * per_row + (column + 1) / 2] *
+                    p.turn[(2 * int64_t(tile) + (row < p.even ? 0 : 1)) * p.columns + column];
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+            to[(part * RANK + i) * K::LD_CHUNK + c] = dft_part<K, COEFFICIENT>(value, part);
+    });
+}
+
+// Adds the DFT part of a tile to the sums of the logits, RANK columns of the factors at a time.
+template <class K>
+__device__ __forceinline__ void add_dft(typename Products<K>::Sum& sum, const Shared<K>& shared, const TileArgs<K>& p,
+                                        const Factors<K>& factors, int tile, int row) {
+    using P = Products<K>;
+    using Acc = typename K::Acc;
+    for (int rank0 = 0; rank0 < p.rank; rank0 += RANK) {
+        typename P::Strip c;
+        for (int start = (p.columns - 1) / K::DEPTH * K::DEPTH; start >= 0; start -= K::DEPTH) {  // as in strip_step
+            __syncthreads();
+            load_chunk<K, K::ROWS>(shared.x(), p.dft + int64_t(row) * p.dft_stride, p.dft_stride, p.dft_stride, true,
+                                   p.batch - row, start);
+            load_turned<K, true, K::FACTOR_PARTS>(shared.w(), p, factors, tile, rank0, start);
+            __syncthreads();
+            P::strip_step(c, shared.x(), shared.w(), K::LD_CHUNK, K::DEPTH, p.rank - rank0);
+        }
+        __syncthreads();
+        P::strip_store(c, shared.early_stage(), [&](int r, int i, Acc value) {
+#pragma unroll
+            for (int part = 0; part < K::DFT_PARTS; ++part)
+                shared.x()[r * K::LD_CHUNK + part * RANK + i] = dft_part<K, true>(value, part);
+        });
+        share<TILE * RANK, 1>([&](int e) {
+            const int label = e / RANK, i = e % RANK;
+            const Acc value = rank0 + i < p.rank ? factors.u()[label * p.rank + rank0 + i] : Acc(0);
+#pragma unroll
+            for (int part = 0; part < K::DFT_PARTS; ++part)
+                shared.w()[label * K::LD_CHUNK + part * RANK + i] = dft_part<K, false>(value, part);
+        });
+        __syncthreads();
+        P::logits_step(sum, shared.x(), shared.w(), K::DFT_PARTS * RANK);
     }
-}
-
-template <class K>
-__device__ __forceinline__ void load_x(typename K::Operand* to, const TileArgs<K>& p, int64_t tile, int64_t row,
-                                       int start) {
-    const int64_t stride = p.tiles * p.rank;
-    load_chunk<K, K::ROWS, true>(to, p, p.x + row * p.slack, p.c + row * stride + tile * p.rank, stride,
-                                 p.batch - row, start);
-}
-
-template <class K>
-__device__ __forceinline__ void load_weight(typename K::Operand* to, const TileArgs<K>& p, int64_t tile, int start) {
-    load_chunk<K, TILE, false>(to, p, p.weight + tile * TILE * p.slack, p.u, p.rank, p.labels - tile * TILE, start);
 }
 
 // Leaves z [ROWS, TILE] without bias in shared memory; begins and ends with a barrier.
 template <class K>
-__device__ __forceinline__ void logits_tile(const Shared<K>& shared, const TileArgs<K>& p, int64_t tile, int64_t row) {
+__device__ __forceinline__ void logits_tile(const Shared<K>& shared, const TileArgs<K>& p, const Factors<K>& factors,
+                                            int tile, int row) {
     using P = Products<K>;
     typename P::Sum sum;
     P::clear(sum);
-    const int depth = p.depth();
-    for (int start = 0; start < depth; start += K::DEPTH) {
+    add_dft(sum, shared, p, factors, tile, row);
+    for (int start = 0; start < p.slack; start += K::DEPTH) {
         __syncthreads();
-        load_x(shared.x(), p, tile, row, start);
+        load_x(shared.x(), p, row, start);
         load_weight(shared.w(), p, tile, start);
         __syncthreads();
-        P::logits_step(sum, shared.x(), shared.w());
+        P::logits_step(sum, shared.x(), shared.w(), K::DEPTH);
     }
     __syncthreads();  // z may lie where the chunks are still being read
     P::logits_store(sum, shared.z());

@@ -9,8 +9,9 @@ void topk(const LaunchOn& on, const Problem& p, int64_t ranges, int64_t m, void*
     with_kind(p.dtype, [&](auto kind) {
         using K = decltype(kind);
         using Key = typename OrderKey<typename K::Acc>::type;
-        TopkArgs<K> args{tile_args<K>(p), static_cast<int>(m), static_cast<Key*>(keys), labels};
-        launch(on, "topk", topk_kernel<K>, scan_grid<K>(ranges, p.batch), TopkShared<K>::bytes, args);
+        constexpr int bytes = TopkShared<K>::bytes;
+        TopkArgs<K> args{tile_args<K>(p, bytes), static_cast<int>(m), static_cast<Key*>(keys), labels};
+        launch(on, "topk", topk_kernel<K>, scan_grid<K>(ranges, p.batch), bytes + args.tile.resident_bytes(), args);
     });
 }
 

@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(THREADS, 2) topk_kernel(const TopkArgs<K> p) {
     using Key = typename OrderKey<Acc>::type;
     SK_DYNAMIC_SHARED(memory);
     const Shared<K> shared{memory};
+    const Factors<K> factors = load_factors(memory + TopkShared<K>::bytes, p.tile);
     auto* keys = reinterpret_cast<Key*>(memory + TopkShared<K>::at_keys);
     auto* labels = reinterpret_cast<int32_t*>(memory + TopkShared<K>::at_labels);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(THREADS, 2) topk_kernel(const TopkArgs<K> p) {
     const int64_t last = (blockIdx.x + int64_t(1)) * p.tile.tiles / gridDim.x;
     for (int64_t row0 = int64_t(blockIdx.y) * K::ROWS; row0 < p.tile.batch; row0 += int64_t(gridDim.y) * K::ROWS) {
         for (int64_t tile = first; tile < last; ++tile) {
-            logits_tile(shared, p.tile, tile, row0);
+            logits_tile(shared, p.tile, factors, tile, row0);
             const int32_t label = static_cast<int32_t>(tile * TILE);
 #pragma unroll 1  // several rows at a time would need more registers than there are
             for (int r = warp; r < K::ROWS && row0 + r < p.tile.batch; r += WARPS) {

@@ -1,7 +1,7 @@
 // Number types and the shape of a block's work for each of them.
 //
-// A block takes ROWS rows of the batch and TILE labels at a time and walks the shared dimension (slack columns, then the
-// few columns of the DFT factors) in steps of DEPTH.  All products read operands of type Operand from shared memory and
+// A block takes ROWS rows of the batch and TILE labels at a time and walks the shared dimension (the few columns of the
+// DFT factors, RANK at a time, then the slack columns) in steps of DEPTH.  All products read operands of type Operand from shared memory and
 // accumulate in Acc.
 #pragma once
 
@@ -10,6 +10,7 @@
 namespace sk {
 
 constexpr int TILE = 64;      // labels per tile; the tile of the DFT plan
+constexpr int RANK = 16;      // columns of the DFT factors that are worked on together
 constexpr int THREADS = 256;  // per block: 8 warps, or a 16 x 16 grid
 constexpr int WARPS = THREADS / 32;
 
@@ -46,6 +47,15 @@ struct alignas(16) Pack {
     T at[size];
 };
 
+// f(0) ... f(COUNT - 1), shared by the threads of a block.
+template <int COUNT, int UNROLL = 4, class F>
+__device__ __forceinline__ void share(F f) {
+    static_assert(COUNT % THREADS == 0, "every thread has as much to do");
+    const int first = thread();
+#pragma unroll UNROLL
+    for (int round = 0; round < COUNT / THREADS; ++round) f(first + round * THREADS);
+}
+
 // --- one description per dtype ----------------------------------------------------------------------------------
 
 enum class Engine { simt, tensor };  // who multiplies: FMA units, or tensor cores
@@ -61,6 +71,7 @@ struct Kind {
     static constexpr int ROWS = ROWS_;
     static constexpr int DEPTH = DEPTH_;
     static constexpr int DFT_PARTS = DFT_PARTS_;
+    static constexpr int FACTOR_PARTS = DFT_PARTS > 1 ? 2 : 1;  // high + low of one factor, where the other is exact
     // A row of a shared array is 16 bytes longer than its contents: neighbouring rows start in different banks.
     static constexpr int LD_CHUNK = DEPTH + 16 / sizeof(Operand);
     static constexpr int LD_Z = TILE + 16 / sizeof(Acc);

@@ -1,8 +1,7 @@
 """The CUDA backend: the kernels of ``csrc/cuda`` on torch's tensors, memory and current stream.
 
-The fused pass runs on persistent blocks. Each owns a range of labels, reads its rows of the weight once and writes
-their gradient; its part of ``grad_x`` goes to a private slab, and torch adds the slabs in a fixed order. Nothing
-synchronises except ``predict``, whose result has a size that only the device knows.
+``fused_pass.py`` has the host side of the fused pass. Nothing synchronises except ``predict``, whose result has a size
+that only the device knows.
 """
 
 from __future__ import annotations
@@ -16,27 +15,12 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..layer import Layer
-from ..losses import Loss
-from .interface import LossResult, accumulate_dtype, gradient_dtype
-from .tiles import (
-    Factors,
-    SparseTargets,
-    TileFactors,
-    check_size,
-    chunk_of,
-    gradient_factors,
-    label_chunks,
-    label_vector,
-    merge_candidates,
-    set_offsets,
-    slack_features,
-    sort_logits,
-    tile_factors,
-    without_autocast,
-)
+from ..losses import ConfusionLoss, Loss, SigmoidF1
+from . import fused_pass
+from .fused_pass import Columns, Elementwise, Gradients, Targets
+from .interface import accumulate_dtype
+from .tiles import Chunk, check_size, label_chunks, merge_candidates, set_offsets, sort_logits, without_autocast
 
-_SLAB_BYTES = 64 * 2**20  # of private grad_x slabs: bounds the rows of one launch
-_SCAN_ELEMENTS = 2**26  # rows · labels of one launch: bounds the coefficients of the DFT part
 _SORT_ELEMENTS = 2**23  # logits in memory at a time when m is too large for the kernels' lists
 
 
@@ -58,9 +42,12 @@ def devices() -> tuple[str, ...]:
 
 
 def supports(loss: Loss) -> str | None:
-    if type(loss).__name__ in ("BCE", "Focal", "Asymmetric"):
+    if isinstance(loss, ConfusionLoss) or type(loss).__name__ in ("BCE", "Focal", "Asymmetric"):
         return None
-    return f"the cuda backend has no kernel for {type(loss).__name__}; it has BCE, Focal and Asymmetric"
+    return (
+        f"the cuda backend has no kernel for {type(loss).__name__}; it has BCE, Focal, Asymmetric and the "
+        "confusion-matrix losses"
+    )
 
 
 @functools.cache
@@ -74,37 +61,39 @@ def _resident_blocks(kind: str, device: int) -> int:
 
 
 class _Problem:
-    """One chunk of labels and rows, as the kernels see it. Keeps alive what it points to."""
+    """A chunk as the kernels see it. Keeps alive what it points to."""
 
-    def __init__(self, x: Tensor, slack: Tensor, layer: Layer, first: int, count: int) -> None:
-        module = _module()
-        self.factors = tile_factors(layer, module.TILE)
-        self.part = chunk_of(layer, module.TILE, first, count)
-        self.first, self.count = first, count
-        self.x, self.slack = x, slack
-        self.c = self.factors.coefficients(x, first, count).contiguous() if self.factors.rank else slack
-        self.weight = self.part.weight.contiguous()
-        self.bias = None if self.part.bias is None else self.part.bias.contiguous()
-        device, stream = _where(x)
-        self.launch = module.Launch(
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        factors, device, stream = chunk.factors, *_where(chunk.slack)
+        self.launch = _module().Launch(
             device=device,
             stream=stream,
-            dtype=_kind(x),
-            x=slack.data_ptr(),
-            weight=self.weight.data_ptr(),
-            c=self.c.data_ptr(),
-            u=self.factors.u.data_ptr(),
-            bias=_address(self.bias),
-            batch=x.shape[0],
-            labels=self.part.num_rows,
-            slack=slack.shape[1],
-            rank=self.factors.rank,
+            dtype=_kind(chunk.slack),
+            x=chunk.slack.data_ptr(),
+            dft=chunk.dft.data_ptr(),
+            weight=chunk.layer.weight.data_ptr(),
+            bias=_address(chunk.layer.bias),
+            u=factors.u.data_ptr(),
+            v=factors.v.data_ptr(),
+            turn=factors.turn.data_ptr(),
+            batch=chunk.batch,
+            labels=chunk.layer.num_rows,
+            slack=chunk.slack.shape[1],
+            rank=factors.rank,
+            even=factors.even,
+            columns=chunk.layer.dft_columns,
+            dft_stride=chunk.dft.shape[1],
         )
 
-    def ranges(self, rows_per_group: int) -> int:
+    @classmethod
+    def of(cls, x: Tensor, layer: Layer) -> _Problem:
+        return cls(Chunk.of(x, layer, _module().TILE))
+
+    def ranges(self) -> int:
         """Into how many ranges of labels a scan is cut, so that ranges × row groups fill the device."""
-        groups = -(-self.x.shape[0] // rows_per_group)
-        return min(max(_blocks(self.x) // groups, 1), self.count)
+        groups = -(-self.chunk.batch // _module().rows_per_group(_kind(self.chunk.slack)))
+        return min(max(_blocks(self.chunk.slack) // groups, 1), self.chunk.tiles)
 
 
 def _kind(x: Tensor) -> str:
@@ -134,146 +123,96 @@ def logits(x: Tensor, layer: Layer) -> Tensor:
     check_size(layer)
     z = x.new_empty(x.shape[0], layer.num_rows)
     if z.numel():
-        problem = _Problem(x, slack_features(x, layer), layer, 0, -(-layer.num_rows // _module().TILE))
+        problem = _Problem.of(x, layer)
         _module().logits(problem.launch, out=z.data_ptr(), out_stride=z.stride(0))
     return z
 
 
-@without_autocast
-def fused_loss(
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: Loss,
-    row_scale: float | Tensor,
-    needs: tuple[bool, bool, bool],
-    grad_weight_into: Tensor | None = None,
-) -> LossResult:
-    check_size(layer)
-    reason = supports(loss)
-    if reason is not None:
-        raise ValueError(f"{reason}; use backend 'torch'")
-    return _FusedLoss(x, layer, targets, loss, row_scale, needs).run(grad_weight_into)
+class _Engine:
+    """The kernels, for ``fused_pass``."""
 
+    @property
+    def tile(self) -> int:
+        return _module().TILE
 
-class _FusedLoss:
-    """One fused pass: chunks of rows and labels, their launches, and what is added up after each."""
+    def blocks(self, x: Tensor) -> int:
+        return _blocks(x)
 
-    def __init__(
-        self,
-        x: Tensor,
-        layer: Layer,
-        targets: LabelSets | Tensor,
-        loss: Loss,
-        row_scale: float | Tensor,
-        needs: tuple[bool, bool, bool],
-    ) -> None:
-        self.x, self.layer, self.loss, self.needs = x, layer, loss, needs
-        self.acc, self.out_dtype = accumulate_dtype(x.dtype), gradient_dtype(x.dtype)
-        self.slack = slack_features(x, layer)
-        self.sparse = SparseTargets(targets) if isinstance(targets, LabelSets) else None
-        self.dense = None if isinstance(targets, LabelSets) else targets.to(self.acc).contiguous()
-        self.scale: Factors = gradient_factors(x, row_scale, loss)
-        self.settings = _loss_settings(loss)
-        self.rows = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-        self.grad_x = torch.zeros(x.shape, dtype=self.acc, device=x.device) if needs[0] else None
-        bias = torch.zeros if not x.shape[0] else torch.empty
-        self.grad_bias = bias(layer.num_rows, dtype=self.acc, device=x.device) if needs[2] else None
+    def rows(self, x: Tensor) -> int:
+        return _module().rows_per_group(_kind(x))
 
-    def run(self, grad_weight_into: Tensor | None) -> LossResult:
-        batch = self.x.shape[0]
-        grad_weight = self._grad_weight_buffer(grad_weight_into) if self.needs[1] else None
-        adds = grad_weight is not None and grad_weight is grad_weight_into
-        if batch and self.layer.num_rows:
-            step = self._rows_per_launch()
-            for row in range(0, batch, step):
-                rows = slice(row, min(row + step, batch))
-                chunk = label_chunks(self.layer, _module().TILE, step, _SCAN_ELEMENTS)
-                for first, count in chunk:
-                    self._launch(rows, first, count, grad_weight, adds)
-        if grad_weight is not None:
-            if grad_weight_into is not None and not adds:
-                grad_weight = grad_weight_into.add_(grad_weight)
-            grad_weight = grad_weight if adds or grad_weight_into is not None else grad_weight.to(self.out_dtype)
-        return LossResult(
-            self.rows,
-            None if self.grad_x is None else self.grad_x.to(self.out_dtype),
-            grad_weight,
-            None if self.grad_bias is None else self.grad_bias.to(self.out_dtype),
+    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Elementwise) -> None:
+        _module().fused_loss(
+            _Problem(chunk).launch,
+            _targets(targets, chunk),
+            _gradients(gradients, chunk),
+            loss=_loss_settings(what.loss),
+            label_weight=_address(what.label_weight),
+            pos_weight=_address(what.pos_weight),
+            row_factor=what.row_factor.data_ptr(),
+            row_sums=what.row_sums.data_ptr(),
+            blocks=len(what.row_sums),
         )
 
-    def _grad_weight_buffer(self, into: Tensor | None) -> Tensor:
-        """Where the kernel puts grad_weight.
+    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Columns) -> None:
+        _module().confusion_loss(
+            _Problem(chunk).launch,
+            _targets(targets, chunk),
+            _gradients(gradients, chunk),
+            loss=_confusion_settings(what.loss, what.scale, accumulate_dtype(chunk.slack.dtype)),
+            beta=_address(what.beta),
+            eta=_address(what.eta),
+            logits=what.logits.data_ptr(),
+            values=what.values.data_ptr(),
+            grad_beta=_address(what.grad_beta),
+            grad_eta=_address(what.grad_eta),
+            blocks=len(what.values),
+        )
 
-        A 16-bit buffer will do while one group of rows is the whole batch: each entry is then written once.
-        """
-        one_group = self.x.shape[0] <= _module().rows_per_group(_kind(self.x))
-        narrow = one_group and self.out_dtype == self.x.dtype
-        taken = (self.acc, self.x.dtype) if narrow else (self.acc,)
-        if into is not None and into.is_contiguous() and into.dtype in taken:
-            return into
-        make = torch.empty if self.x.shape[0] else torch.zeros
-        return make(self.layer.weight.shape, dtype=self.out_dtype if narrow else self.acc, device=self.x.device)
-
-    def _rows_per_launch(self) -> int:
-        """Rows whose private slabs fit the budget, in whole groups."""
-        group = _module().rows_per_group(_kind(self.x))
-        slab_bytes = _blocks(self.x) * max(self.slack.shape[1], 1) * self.acc.itemsize
-        return max(_SLAB_BYTES // slab_bytes // group, 1) * group
-
-    def _launch(self, rows: slice, first: int, count: int, grad_weight: Tensor | None, adds: bool) -> None:
-        module, device = _module(), self.x.device
-        problem = _Problem(self.x[rows], self.slack[rows], self.layer, first, count)
-        part, batch = problem.part, rows.stop - rows.start
-        inside = slice(first * module.TILE, first * module.TILE + part.num_rows)
-        # As few blocks as keep the busiest one as short: fewer slabs, the same time.
-        blocks = -(-count // -(-count // _blocks(self.x)))
-        row_sums = torch.empty(blocks, batch, dtype=torch.float64, device=device)
-        slab_rows = batch if self.grad_x is not None else 0
-        slabs = torch.empty(blocks, slab_rows, self.slack.shape[1], dtype=self.acc, device=device)
-        grad_c = torch.empty(slab_rows, count * problem.factors.rank, dtype=self.acc, device=device)
-        positions = None if self.sparse is None else self.sparse.at(part, module.TILE, rows.start, batch)
-        dense = None if self.dense is None else self.dense[rows, inside]
-        weight = label_vector(getattr(self.loss, "weight", None), part, self.acc)
-        pos_weight = label_vector(getattr(self.loss, "pos_weight", None), part, self.acc)
-        grad_weight = None if grad_weight is None else grad_weight[inside]
-        grad_bias = None if self.grad_bias is None else self.grad_bias[inside]
-        module.fused_loss(
-            problem.launch,
-            sparse=self.sparse is not None,
-            indices=0 if self.sparse is None else self.sparse.indices.data_ptr(),
-            positions=_address(positions),
-            label_start=part.label_start,
-            dense=_address(dense),
-            dense_stride=0 if dense is None else dense.stride(0),
-            loss=self.settings,
-            label_weight=_address(weight),
-            pos_weight=_address(pos_weight),
-            row_factor=self.scale.row[rows].data_ptr(),
-            out_scale=_address(self.scale.out),
-            row_sums=row_sums.data_ptr(),
-            need_x=self.grad_x is not None,
+    def add_slabs(self, slabs: Tensor, out: Tensor, scale: Tensor | None, accumulate: bool) -> None:
+        device, stream = _where(out)
+        _module().add_slabs(
+            device=device,
+            stream=stream,
             slabs=slabs.data_ptr(),
-            grad_c=grad_c.data_ptr(),
-            grad_weight=_address(grad_weight),
-            grad_weight_narrow=grad_weight is not None and grad_weight.dtype != self.acc,
-            accumulate_weight=adds or rows.start > 0,
-            grad_bias=_address(grad_bias),
-            accumulate_bias=rows.start > 0,
-            blocks=blocks,
+            out=out.data_ptr(),
+            scale=_address(scale),
+            count=len(slabs),
+            size=out.numel(),
+            wide=out.dtype == torch.float64,
+            accumulate=accumulate,
         )
-        self.rows[rows] += row_sums.sum(0)
-        if self.grad_x is not None:
-            self._add_grad_x(self.grad_x[rows], slabs, grad_c, problem.factors, first, count)
 
-    def _add_grad_x(
-        self, grad_x: Tensor, slabs: Tensor, grad_c: Tensor, factors: TileFactors, first: int, count: int
-    ) -> None:
-        columns = self.layer.dft_columns
-        out = 1 if self.scale.out is None else self.scale.out
-        grad_x[:, columns:] += slabs.sum(0) * out
-        if factors.rank:
-            grad_x[:, :columns] += factors.coefficients_adjoint(grad_c, first, count) * out
+
+def _targets(targets: Targets, chunk: Chunk) -> Any:
+    dense = targets.dense
+    return _module().Targets(
+        sparse=dense is None,
+        indices=_address(targets.indices),
+        positions=_address(targets.at),
+        label_start=chunk.layer.label_start,
+        dense=_address(dense),
+        dense_stride=0 if dense is None else dense.stride(0),
+    )
+
+
+def _gradients(gradients: Gradients, chunk: Chunk) -> Any:
+    weight = gradients.weight
+    return _module().Gradients(
+        out_scale=_address(gradients.out_scale),
+        need_x=gradients.slabs is not None,
+        slabs=_address(gradients.slabs),
+        grad_weight=_address(weight),
+        grad_weight_narrow=weight is not None and weight.dtype != accumulate_dtype(chunk.slack.dtype),
+        accumulate_weight=gradients.accumulate_weight,
+        grad_bias=_address(gradients.bias),
+        accumulate_bias=gradients.accumulate_bias,
+        scratch=_address(gradients.scratch),
+    )
+
+
+fused_loss = without_autocast(functools.partial(fused_pass.fused_loss, _Engine()))
+confusion_loss = without_autocast(functools.partial(fused_pass.confusion_loss, _Engine()))
 
 
 def _loss_settings(loss: Any) -> dict[str, float]:
@@ -295,6 +234,19 @@ def _loss_settings(loss: Any) -> dict[str, float]:
     return settings
 
 
+def _confusion_settings(loss: ConfusionLoss, scale: float, dtype: torch.dtype) -> dict[str, float]:
+    """The fields of a loss by the names of ``ConfusionParams`` in ``csrc/cuda/launch.h``."""
+    names = ("n_tp", "n_s", "n_p", "n_rows", "d_s", "d_p", "d_rows")
+    over, under = loss.coefficients
+    settings: dict[str, float] = dict(zip(names, (*over, *under), strict=True))
+    settings |= {"form": 2, "mirrored": loss.mirrored, "tiny": torch.finfo(dtype).tiny, "scale": scale}
+    settings |= {"beta": 1.0, "eta": 0.0}
+    if isinstance(loss, SigmoidF1):
+        settings["form"] = 0 if loss.on == "logits" else 1
+        settings |= {n: float(v) for n in ("beta", "eta") if not isinstance(v := getattr(loss, n), Tensor)}
+    return settings
+
+
 @without_autocast
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     check_size(layer)
@@ -304,29 +256,26 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
         return x.new_empty(0, m), torch.empty(0, m, dtype=torch.int64, device=x.device)
     if m > module.LONGEST_LIST:
         return _topk_by_sorting(x, layer, m)
-    slack = slack_features(x, layer)
+    problem = _Problem.of(x, layer)
+    ranges = problem.ranges()
     key_dtype = torch.int64 if x.dtype == torch.float64 else torch.int32
-    keys, labels = [], []
-    for first, count in label_chunks(layer, module.TILE, batch, _SCAN_ELEMENTS):
-        problem = _Problem(x, slack, layer, first, count)
-        ranges = problem.ranges(module.rows_per_group(_kind(x)))
-        best = torch.empty(batch, ranges * m, dtype=key_dtype, device=x.device)
-        best_labels = torch.empty(batch, ranges * m, dtype=torch.int32, device=x.device)
-        module.topk(problem.launch, ranges=ranges, m=m, keys=best.data_ptr(), labels=best_labels.data_ptr())
-        keys.append(best)
-        labels.append(best_labels.to(torch.int64) + problem.part.label_start)
-    return merge_candidates(torch.cat(keys, 1), torch.cat(labels, 1), m, x.dtype)
+    keys = torch.empty(batch, ranges * m, dtype=key_dtype, device=x.device)
+    labels = torch.empty(batch, ranges * m, dtype=torch.int32, device=x.device)
+    module.topk(problem.launch, ranges=ranges, m=m, keys=keys.data_ptr(), labels=labels.data_ptr())
+    return merge_candidates(keys, labels.to(torch.int64) + layer.label_start, m, x.dtype)
 
 
 def _topk_by_sorting(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     """For long lists: the logits of a chunk at a time, sorted together with the best so far."""
     values, labels = x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0, dtype=torch.int64)
-    slack, module = slack_features(x, layer), _module()
+    module = _module()
+    whole = Chunk.of(x, layer, module.TILE)
     for first, count in label_chunks(layer, module.TILE, x.shape[0], _SORT_ELEMENTS):
-        problem = _Problem(x, slack, layer, first, count)
-        z = x.new_empty(x.shape[0], problem.part.num_rows)
+        problem = _Problem(whole.part(whole.rows, first, count))
+        part = problem.chunk.layer
+        z = x.new_empty(x.shape[0], part.num_rows)
         module.logits(problem.launch, out=z.data_ptr(), out_stride=z.stride(0))
-        more, where = sort_logits(z, m, problem.part.label_start)
+        more, where = sort_logits(z, m, part.label_start)
         # What is kept has lower labels than what comes: a stable sort breaks ties rightly.
         values, order = torch.sort(torch.cat([values, more], 1), dim=1, descending=True, stable=True)
         values, labels = values[:, :m], torch.cat([labels, where], 1).gather(1, order[:, :m])
@@ -342,25 +291,17 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
         return LabelSets._trusted(indices, offsets, layer.num_labels)
     # As torch compares: the threshold is rounded to the dtype of the logits.
     limit = torch.tensor(threshold, dtype=x.dtype).item()
-    slack = slack_features(x, layer)
-    chunks = list(label_chunks(layer, module.TILE, batch, _SCAN_ELEMENTS))
-    counts = []
-    for first, count in chunks:
-        problem = _Problem(x, slack, layer, first, count)
-        ranges = problem.ranges(module.rows_per_group(_kind(x)))
-        part = torch.empty(ranges, batch, dtype=torch.int32, device=x.device)
-        module.predict_count(problem.launch, ranges=ranges, threshold=limit, counts=part.data_ptr())
-        counts.append(part)
-    offsets, starts = set_offsets(torch.cat(counts))
+    problem = _Problem.of(x, layer)
+    counts = torch.empty(problem.ranges(), batch, dtype=torch.int32, device=x.device)
+    module.predict_count(problem.launch, ranges=len(counts), threshold=limit, counts=counts.data_ptr())
+    offsets, starts = set_offsets(counts)
     indices = torch.empty(int(offsets[-1]), dtype=torch.int64, device=x.device)
-    for (first, count), start in zip(chunks, starts.split([len(part) for part in counts]), strict=True):
-        problem = _Problem(x, slack, layer, first, count)
-        module.predict_fill(
-            problem.launch,
-            ranges=len(start),
-            threshold=limit,
-            starts=start.data_ptr(),
-            label_start=problem.part.label_start,
-            indices=indices.data_ptr(),
-        )
+    module.predict_fill(
+        problem.launch,
+        ranges=len(counts),
+        threshold=limit,
+        starts=starts.data_ptr(),
+        label_start=layer.label_start,
+        indices=indices.data_ptr(),
+    )
     return LabelSets._trusted(indices, offsets, layer.num_labels)

@@ -1,9 +1,7 @@
 """What the GPU backends share: tile factors on the device, chunks, targets by tile, and the merging of candidates.
 
-The DFT part of a tile of labels is ``U · (V · Rot(tile) · x_dft)`` (``plan.py``). ``V · Rot(tile)`` of all tiles,
-stacked, is one small matrix ``M [tiles·r, 2k+1]``: r/tile of the dense DFT matrix, about a twelfth. So the rotated
-coefficients of a chunk of tiles are one library matrix product ``x_dft Mᵀ``, and a kernel sees a tile as
-``[S_tile | U]`` times ``[x_slack | c_tile]``. The gradient goes back the same way.
+The DFT part of a tile of labels is ``U · V · Rot(tile) · x_dft`` (``plan.py``). U and V are the same for all tiles; a
+kernel turns V for its tile, ``M = V · Rot(tile)``, and sees the tile as ``[U | S_tile]`` times ``[M x_dft | x_slack]``.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from ..plan import plan
 from .interface import accumulate_dtype
 
 _CACHE_BYTES = 256 * 2**20
+_DFT_ALIGN = 64  # columns: what the widest step of a kernel takes
 _MAX_LABELS = 2**31 - 1  # a label fits an int32 inside the kernels; memory offsets are 64-bit
 
 
@@ -43,22 +42,17 @@ def without_autocast(operation: F) -> F:
 
 
 class TileFactors(NamedTuple):
-    """The DFT part of every tile of a layer, on a device; ``rank`` 0 for a layer without one."""
+    """The DFT part of every tile of a layer, on a device; ``rank`` 0 for a layer without one.
+
+    A row of V belongs to the cosines (the first ``even`` rows) or to the sines, so one number per frequency says it
+    all: ``M[i, column] = v[i, (column+1)//2] · turn[tile, 0 if i < even else 1, column]``.
+    """
 
     rank: int  # r
-    u: Tensor  # [tile, r]: shared by all tiles
-    m: Tensor  # [tiles·r, 2k+1]: V · Rot(tile)
-
-    def coefficients(self, x: Tensor, first: int, count: int) -> Tensor:
-        """``x [B, D]`` → the coefficients of tiles ``first … first+count-1``, ``[B, count·r]``, accumulation dtype."""
-        return x[:, : self.m.shape[1]].to(self.m.dtype) @ self._rows(first, count).T
-
-    def coefficients_adjoint(self, grad: Tensor, first: int, count: int) -> Tensor:
-        """``[B, count·r]`` → the contribution to the gradient of the DFT features, ``[B, 2k+1]``."""
-        return grad @ self._rows(first, count)
-
-    def _rows(self, first: int, count: int) -> Tensor:
-        return self.m[first * self.rank : (first + count) * self.rank]
+    even: int
+    u: Tensor  # [tile, r]
+    v: Tensor  # [r, k+1]
+    turn: Tensor  # [tiles, 2, 2k+1]
 
 
 _cache: OrderedDict[tuple[object, ...], TileFactors] = OrderedDict()
@@ -73,7 +67,7 @@ def tile_factors(layer: Layer, tile: int) -> TileFactors:
     dtype, device = accumulate_dtype(layer.weight.dtype), layer.weight.device
     if layer.k < 0:
         empty = torch.empty(0, 0, dtype=dtype, device=device)
-        return TileFactors(0, empty, empty)
+        return TileFactors(0, 0, empty, empty, empty)
     key = (layer.num_labels, layer.k, layer.label_start, layer.num_rows, tile, dtype, device)
     with _lock:
         if key in _cache:
@@ -82,7 +76,7 @@ def tile_factors(layer: Layer, tile: int) -> TileFactors:
     made = _make(layer, tile, dtype, device)
     with _lock:
         _cache[key] = made
-        while len(_cache) > 1 and sum(f.m.nbytes for f in _cache.values()) > _CACHE_BYTES:
+        while len(_cache) > 1 and sum(f.turn.nbytes for f in _cache.values()) > _CACHE_BYTES:
             _cache.popitem(last=False)
     return made
 
@@ -90,16 +84,19 @@ def tile_factors(layer: Layer, tile: int) -> TileFactors:
 def _make(layer: Layer, tile: int, dtype: torch.dtype, device: torch.device) -> TileFactors:
     shared = plan(layer.num_labels, layer.k, tile, 1e-14 if dtype == torch.float64 else 2e-8)
     cos, sin = shared.rotations(shared.centres(layer.label_start, layer.num_rows))
-    cosines, sines = shared.v[:, 1::2], shared.v[:, 2::2]  # [r, k]
-    m = np.empty((len(cos), *shared.v.shape), np.float32 if dtype == torch.float32 else np.float64)
-    m[:, :, 0] = shared.v[:, 0]
-    m[:, :, 1::2] = cosines * cos[:, None] - sines * sin[:, None]
-    m[:, :, 2::2] = cosines * sin[:, None] + sines * cos[:, None]
+    v = np.empty((shared.rank, layer.k + 1))
+    v[:, 0] = shared.v[:, 0]
+    v[: shared.even_rank, 1:] = shared.v[: shared.even_rank, 1::2]
+    v[shared.even_rank :, 1:] = shared.v[shared.even_rank :, 2::2]
+    turn = np.empty((len(cos), 2, 2 * layer.k + 1), np.float32 if dtype == torch.float32 else np.float64)
+    turn[:, :, 0] = 1, 0
+    turn[:, 0, 1::2], turn[:, 0, 2::2] = cos, sin
+    turn[:, 1, 1::2], turn[:, 1, 2::2] = -sin, cos
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.tensor(array, dtype=dtype, device=device)
 
-    return TileFactors(shared.rank, tensor(shared.u), tensor(m.reshape(-1, m.shape[-1])))
+    return TileFactors(shared.rank, shared.even_rank, tensor(shared.u), tensor(v), tensor(turn))
 
 
 def check_size(layer: Layer) -> None:
@@ -119,19 +116,48 @@ def label_chunks(layer: Layer, tile: int, batch: int, elements: int) -> Iterator
         yield first, min(step, tiles - first)
 
 
-def chunk_of(layer: Layer, tile: int, first: int, count: int) -> Layer:
-    """The part of a layer that lies in tiles ``first … first+count-1``."""
-    rows = slice(first * tile, (first + count) * tile)
-    return layer._replace(
-        weight=layer.weight[rows],
-        bias=None if layer.bias is None else layer.bias[rows],
-        label_start=layer.label_start + first * tile,
-    )
+class Chunk(NamedTuple):
+    """Some rows and some tiles of a problem, as the kernels see them."""
 
+    rows: slice
+    labels: slice  # of the layer it was cut from
+    dft: Tensor  # [B, a multiple of 64]: the DFT features, zero beyond the last
+    slack: Tensor  # [B, s], packed so that its rows are aligned whenever s allows
+    layer: Layer  # the labels here
+    factors: TileFactors  # turn: of the tiles here
+    tile: int  # labels per tile
 
-def slack_features(x: Tensor, layer: Layer) -> Tensor:
-    """The slack part of ``x``, ``[B, s]``, packed so that its rows are aligned whenever s allows."""
-    return x[:, layer.dft_columns :].contiguous()
+    @classmethod
+    def of(cls, x: Tensor, layer: Layer, tile: int) -> Chunk:
+        """All of it."""
+        columns = layer.dft_columns
+        dft = torch.nn.functional.pad(x[:, :columns], (0, -columns % _DFT_ALIGN)).contiguous()
+        slack = x[:, columns:].contiguous()
+        layer = layer._replace(
+            weight=layer.weight.contiguous(), bias=None if layer.bias is None else layer.bias.contiguous()
+        )
+        rows, labels = slice(0, x.shape[0]), slice(0, layer.num_rows)
+        return cls(rows, labels, dft, slack, layer, tile_factors(layer, tile), tile)
+
+    def part(self, rows: slice, first: int, count: int) -> Chunk:
+        """These rows, and tiles ``first … first+count-1``."""
+        layer, tile = self.layer, self.tile
+        labels = slice(first * tile, min((first + count) * tile, layer.num_rows))
+        part = layer._replace(
+            weight=layer.weight[labels],
+            bias=None if layer.bias is None else layer.bias[labels],
+            label_start=layer.label_start + labels.start,
+        )
+        factors = self.factors._replace(turn=self.factors.turn[first : first + count])
+        return Chunk(rows, labels, self.dft[rows], self.slack[rows], part, factors, tile)
+
+    @property
+    def batch(self) -> int:
+        return self.slack.shape[0]
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.layer.num_rows // self.tile)
 
 
 class SparseTargets:
@@ -145,7 +171,7 @@ class SparseTargets:
         self._width = targets.num_labels + 1
         self._keys = targets.rows() * self._width + targets.indices  # ascending: rows in order, labels within
 
-    def at(self, layer: Layer, tile: int, first_row: int, rows: int) -> Tensor:
+    def at(self, layer: Layer, tile: int, rows: slice) -> Tensor:
         """Where the positives of each row enter each tile of the layer: int32 ``[tiles+1, rows]``.
 
         Row b has the positives ``indices[at[t, b] : at[t+1, b]]`` in tile t.
@@ -153,7 +179,7 @@ class SparseTargets:
         device = self.indices.device
         tiles = -(-layer.num_rows // tile)
         edges = (torch.arange(tiles + 1, device=device) * tile).clamp_(max=layer.num_rows) + layer.label_start
-        row = torch.arange(first_row, first_row + rows, device=device)
+        row = torch.arange(rows.start, rows.stop, device=device)
         return torch.searchsorted(self._keys, row * self._width + edges[:, None], out_int32=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +10,11 @@ from torch import Tensor
 
 from sigkernels.backends import torch_reference
 from sigkernels.backends.interface import LossResult
+from sigkernels.backends.torch_confusion import ConfusionResult
 from sigkernels.labels import LabelSets
 from sigkernels.layer import Layer
+from sigkernels.losses import ConfusionLoss, SigmoidF1, UnboundedF1
+from sigkernels.losses.confusion import METRICS
 
 
 class Size(NamedTuple):
@@ -34,6 +38,15 @@ SIZES = {
     "wide, bias, no DFT": Size(6, 70, -1, 150, bias=True),
     "label range": Size(3, 1000, 30, 20, start=130, rows=200),
 }
+
+
+def confusion_losses(n: int) -> list[ConfusionLoss]:
+    """Every metric, every form of S, numbers and tensors of both shapes for β and η."""
+    beta, eta = torch.rand(n, dtype=torch.float64) + 0.5, torch.randn(n, dtype=torch.float64)
+    scalars = torch.tensor(1.3, dtype=torch.float64), torch.tensor(-0.4, dtype=torch.float64)
+    made: list[ConfusionLoss] = [SigmoidF1(beta, eta, metric) for metric in METRICS]
+    made += [SigmoidF1(2.0, 0.3, "f1", on="probability"), SigmoidF1(*scalars, "npv", on="probability")]
+    return [*made, UnboundedF1(), UnboundedF1("specificity")]
 
 
 class Problem(NamedTuple):
@@ -76,6 +89,50 @@ def truth(p: Problem, loss: Any, dtype: torch.dtype = torch.float64) -> LossResu
     return LossResult(rows.detach(), grads[0], grads[1], grads[2] if bias is not None else None)
 
 
+def confusion_truth(
+    p: Problem, loss: ConfusionLoss, reduction: str, dtype: torch.dtype = torch.float64
+) -> ConfusionResult:
+    """The formulas of ``losses/confusion.py`` on dense logits with autograd, in any dtype."""
+    x = p.x.to(dtype).requires_grad_()
+    weight = p.layer.weight.to(dtype).requires_grad_()
+    bias = None if p.layer.bias is None else p.layer.bias.to(dtype).requires_grad_()
+    settings = {name: getattr(loss, name, None) for name in ("beta", "eta")}
+    leaves = {n: v.detach().to(dtype).requires_grad_() for n, v in settings.items() if isinstance(v, Tensor)}
+    loss = dataclasses.replace(loss, **leaves)
+    layer = p.layer._replace(weight=weight, bias=bias)
+    z = torch_reference.logits(x, layer)
+    inside = slice(layer.label_start, layer.label_start + layer.num_rows)
+    y = p.targets.to_dense()[:, inside] if isinstance(p.targets, LabelSets) else p.targets
+    if leaves:
+        whole = {n: v[inside] if v.ndim else v for n, v in leaves.items()}
+        loss = dataclasses.replace(loss, **whole)
+    value = loss.value(z, y.to(dtype)) * layer.num_rows  # the sum over the labels here
+    value = value / layer.num_labels if reduction == "mean" else value
+    wanted = [x, weight, *([] if bias is None else [bias]), *leaves.values()]
+    grads = list(torch.autograd.grad(value, wanted, allow_unused=True))
+    first = [value.detach(), grads.pop(0), grads.pop(0), None if bias is None else grads.pop(0)]
+    return ConfusionResult(*first, *(grads.pop(0) if name in leaves else None for name in ("beta", "eta")))
+
+
+def check_confusion(backend: Any, p: Problem, loss: ConfusionLoss, reduction: str, tf32: bool = False) -> None:
+    """A confusion-matrix loss of a backend against float64, within what eager torch reaches in the same dtype."""
+    settings = [isinstance(getattr(loss, name, None), Tensor) for name in ("beta", "eta")]
+    needs = (True, True, p.layer.bias is not None, *settings)
+    result = backend.confusion_loss(p.x, p.layer, p.targets, loss, reduction, needs)
+    inside = slice(p.layer.label_start, p.layer.label_start + p.layer.num_rows)
+    exact, eager = (confusion_truth(p, loss, reduction, dtype) for dtype in (torch.float64, p.x.dtype))
+    # The truth has the gradient of a setting for every label, the backend for the labels of the layer.
+    exact, eager = (
+        outcome._replace(
+            **{n: g[inside] for n in ("grad_beta", "grad_eta") if (g := getattr(outcome, n)) is not None and g.ndim}
+        )
+        for outcome in (exact, eager)
+    )
+    compare(p, result, exact, eager, tf32)
+    nothing = backend.confusion_loss(p.x, p.layer, p.targets, loss, reduction, (False,) * 5)
+    assert torch.equal(nothing.value, result.value) and all(grad is None for grad in nothing[1:])
+
+
 def error(got: Tensor | None, want: Tensor | None) -> float:
     """The largest error, of the largest value."""
     if got is None or want is None or not want.numel():
@@ -88,10 +145,27 @@ def error(got: Tensor | None, want: Tensor | None) -> float:
 
 def check(p: Problem, loss: Any, result: LossResult, tf32: bool = False) -> None:
     """Every part of a result against float64: within what eager torch reaches in the same dtype."""
-    exact, eager = truth(p, loss), truth(p, loss, p.x.dtype)
-    # On a problem of a few numbers eager torch may be right by luck: one rounding is always allowed.
-    floor = {torch.float64: 1e-13, torch.float32: 4e-7}.get(p.x.dtype, torch.finfo(p.x.dtype).eps / 2)
-    floor = 2**-9 if tf32 else floor
+    compare(p, result, truth(p, loss), truth(p, loss, p.x.dtype), tf32)
+
+
+def compare(p: Problem, result: Any, exact: Any, eager: Any, tf32: bool) -> None:
+    """No part may be further from float64 than 1.5 times eager torch in the same dtype, or than its own arithmetic is.
+
+    On a problem of a few numbers eager torch may be right by luck, and in float64 it is the truth itself. What the
+    kernels' arithmetic allows itself, with u = eps/2 of the dtype:
+    float64: the factors of a tile are cut off at 1e-14 of the largest singular value, and exp and log take as much
+    again (seen: 1.5e-14). The derivative of a quotient is a difference of sums, which costs the confusion-matrix
+    losses another digit (seen: 4e-14).
+    float32: the DFT part is a product of five rounded factors (V, its turn, M, c, U) and two sums where eager has one
+    of each: 7u. Worst seen: 3.6e-7 where eager has 2.2e-7.
+    16-bit, the loss: factors in two halves are right to u², twice; everything else is float32.
+    16-bit, gradients: one rounding, of ∂loss/∂z before its products, or of the result: u.
+    tf32: 11 bits, and three products in a row (c, z, the gradient) round their operands: 3u.
+    """
+    u = torch.finfo(p.x.dtype).eps / 2
+    quotient = isinstance(result, ConfusionResult)
+    exact_part = {torch.float64: 1e-13 if quotient else 2e-14, torch.float32: 7 * u}.get(p.x.dtype, 2 * u * u + 3e-7)
     for name, got, want, plain in zip(result._fields, result, exact, eager, strict=True):
-        allowed = max(1.5 * error(plain, want), floor)
+        own = exact_part if name in ("rows", "value") or p.x.dtype.itemsize > 2 else u
+        allowed = max(1.5 * error(plain, want), 3 * 2**-11 if tf32 else own)
         assert error(got, want) <= allowed, f"{name}: {error(got, want):.2e}, eager {error(plain, want):.2e}"

@@ -12,6 +12,8 @@ _KINDS = {
     "KindI6__half": "float16",
     "KindI13__nv_bfloat16": "bfloat16",
     "KindIddd": "float64",
+    "add_slabs_kernelIf": "float32",
+    "add_slabs_kernelId": "float64",
 }
 _ENTRY = re.compile(
     r"Compiling entry function '(?P<name>\S+)' for '(?P<arch>\S+)'"

@@ -10,11 +10,14 @@ import itertools
 import pytest
 import torch
 
-from sigkernels.backends import torch_reference
+import sigkernels as sk
+from sigkernels import backends
+from sigkernels.backends import fused_pass, torch_reference
+from sigkernels.backends.tiles import tile_factors
 from sigkernels.labels import LabelSets
-from sigkernels.losses import BCE, Asymmetric, Focal
+from sigkernels.losses import BCE, Asymmetric, Focal, SigmoidF1
 
-from .problems import SIZES, Size, check, problem
+from .problems import SIZES, Size, check, check_confusion, confusion_losses, problem
 from .redzone import RedZones
 
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -90,6 +93,45 @@ def test_losses(cuda_on_host, name, dense, kind):
     check(p, loss, fused(cuda_on_host, p, loss))
 
 
+@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
+def test_confusion_losses(cuda_on_host, dense):
+    """Both reductions, every metric and form, the gradients of beta and eta included."""
+    p = problem(Size(7, 130, 5, 11, bias=True), torch.float64, dense=dense)
+    for i, loss in enumerate(confusion_losses(130)):
+        check_confusion(cuda_on_host, p, loss, ("mean", "sum")[i % 2])
+
+
+@pytest.mark.parametrize("name", ["odd", "prime, more rows than a group", "one label", "no slack", "label range"])
+def test_confusion_loss_shapes(cuda_on_host, dtype, name):
+    p = problem(SIZES[name], dtype)
+    p = p._replace(layer=p.layer._replace(bias=torch.full((p.layer.num_rows,), 2.0, dtype=dtype)))
+    check_confusion(cuda_on_host, p, SigmoidF1(), "mean", tf32=torch.backends.cuda.matmul.allow_tf32)
+
+
+def test_confusion_loss_without_rows(cuda_on_host):
+    p = problem(Size(0, 130, 4, 6, bias=True), torch.float32)
+    result = cuda_on_host.confusion_loss(p.x, p.layer, p.targets, SigmoidF1(), "mean", (True, True, True, False, False))
+    assert result.value == 1 and not result.grad_weight.any() and not result.grad_bias.any()
+
+
+def test_dispatch_takes_confusion_losses(cuda_on_host, monkeypatch):
+    """Forced and by choice; the pooled average goes through torch's chunked pass on the same device."""
+    monkeypatch.setitem(backends._AUTO, "cpu", ("cuda",))
+    x, weight = torch.randn(5, 4), torch.randn(70, 4)
+    sets = [[1, 2], [69], [], [3], [1]]
+    called, launch = [], cuda_on_host._Engine.confusion_loss
+    monkeypatch.setattr(cuda_on_host._Engine, "confusion_loss", lambda *a: called.append(a) or launch(*a))
+    for average, times in (("label", 1), ("pooled", 0)):
+        for forced in ("auto", "cuda"):
+            called.clear()
+            with sk.backend(forced):
+                value = sk.functional.linear_loss(x, weight, sets, loss=SigmoidF1(average=average))
+            with sk.backend("torch"):
+                want = sk.functional.linear_loss(x, weight, sets, loss=SigmoidF1(average=average))
+            torch.testing.assert_close(value, want)
+            assert len(called) == times
+
+
 def test_thread_order_does_not_matter(cuda_on_host, monkeypatch):
     """Threads and blocks in any order give the same bits: no race has shown, no order is relied upon."""
     for kind in (torch.float32, torch.bfloat16):
@@ -99,7 +141,10 @@ def test_thread_order_does_not_matter(cuda_on_host, monkeypatch):
             monkeypatch.setenv("SHIM_ORDER", order)
             values, labels = cuda_on_host.topk(p.x, p.layer, 7)
             sets = cuda_on_host.predict(p.x, p.layer, 0.0)
-            results.append((*fused(cuda_on_host, p, BCE()), values, labels, sets.indices, sets.offsets))
+            column = cuda_on_host.confusion_loss(
+                p.x, p.layer, p.targets, SigmoidF1(), "mean", (True,) * 3 + (False,) * 2
+            )
+            results.append((*fused(cuda_on_host, p, BCE()), *column[:4], values, labels, sets.indices, sets.offsets))
         for other in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -115,10 +160,34 @@ def test_any_number_of_blocks(cuda_on_host, monkeypatch, processors):
     cuda_on_host._resident_blocks.cache_clear()
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+def test_factors_that_do_not_fit(cuda_on_host, host_kernels, name):
+    """U and V stay in shared memory where they fit; a large k reads V, and a large rank also U, from memory."""
+    size = Size(3, 2003, 1001, 5) if name == "float64" else Size(3, 4003, 300, 5)
+    p = problem(size, DTYPES[name])
+    factors = tile_factors(p.layer, host_kernels.TILE)
+    free = host_kernels.block_shared_memory(name) - host_kernels.shared_memory(name)["fused_loss"]
+    assert factors.u.nbytes + factors.v.nbytes > free
+    assert name != "float64" or factors.u.nbytes > free
+    check(p, BCE(), fused(cuda_on_host, p, BCE()))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
+def test_add_slabs(cuda_on_host, kind):
+    """The second kernel: a sum in a fixed order, scaled, on top of what is there or not."""
+    engine = cuda_on_host._Engine()
+    for count, size in ((1, 1), (7, 33), (19, 1000), (3, 0)):
+        slabs, out = torch.randn(count, size, dtype=kind), torch.full((size,), 7.0, dtype=kind)
+        engine.add_slabs(slabs, out, None, False)
+        torch.testing.assert_close(out, slabs.sum(0))
+        engine.add_slabs(slabs, out, torch.tensor(0.5, dtype=kind), True)
+        torch.testing.assert_close(out, 1.5 * slabs.sum(0))
+
+
 def test_chunks_of_rows_and_labels(cuda_on_host, monkeypatch):
     """Small budgets cut one pass into many launches, which add up to the same result."""
-    monkeypatch.setattr(cuda_on_host, "_SLAB_BYTES", 1)
-    monkeypatch.setattr(cuda_on_host, "_SCAN_ELEMENTS", 128 * 100)
+    monkeypatch.setattr(fused_pass, "_SLAB_BYTES", 1)
+    monkeypatch.setattr(fused_pass, "_LAUNCH_ELEMENTS", 128 * 100)
     for kind in (torch.float32, torch.bfloat16):
         p = problem(Size(140, 400, 12, 9, bias=True), kind)
         check(p, BCE(), fused(cuda_on_host, p, BCE()))

@@ -38,15 +38,29 @@ PLANTS = {
         "data race",
     ),
     "blocks share a slab": Plant(
-        "thread", "fused_loss.cuh", "p.slabs + blockIdx.x * t.batch * t.slack", "p.slabs", "data race"
+        "thread", "gradients.cuh", "p.slabs + blockIdx.x * t.batch * width", "p.slabs", "data race"
+    ),
+    "partial sums meet too early": Plant(
+        "thread", "add_slabs.cuh", "parts[threadIdx.x] = sum;\n        __syncthreads();", "parts[threadIdx.x] = sum;",
+        "data race",
+    ),
+    "columns are evaluated too early": Plant(
+        "thread", "confusion_loss.cuh", "__syncthreads();\n        evaluate(", "evaluate(", "data race"
     ),
     "rows beyond the batch": Plant(
-        "address", "tile.cuh", "if (row < rows && extra < 0)", "if (extra < 0)", "heap-buffer-overflow"
+        "address",
+        "tile.cuh",
+        "if (row < rows && column + v < columns)",
+        "if (column + v < columns)",
+        "heap-buffer-overflow",
     ),
     "too little shared memory": Plant(
-        "address", "fused_loss.cuh", "at_bias + 4 * TILE", "at_bias + 3 * TILE", "heap-buffer-overflow"
+        "address", "tile.cuh", "(resident_v ? v_bytes() : 0)", "(resident_v ? v_bytes() - 16 : 0)", "heap-buffer-overflow"
     ),
-}
+    "slabs beyond the last": Plant(
+        "address", "add_slabs.cuh", "slab < p.count", "slab <= p.count", "heap-buffer-overflow"
+    ),
+}  # fmt: skip
 
 
 def build(cache: Path, sanitizer: str, plant: Plant | None = None) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from .toolchain import must
+from .triton_ahead import FIRST, KERNELS, SLACK, slack_class
 
 # Bytes of shared memory a block may have; the compiler does not check it.
 SHARED = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "cuda:100": 227 * 1024, "hip:gfx942": 64 * 1024}
@@ -27,13 +28,16 @@ def compiled(artefacts: Path) -> list[dict]:
 
 @pytest.mark.parametrize("target", SHARED)
 def test_compiles_without_spills(compiled, target):
+    """Whatever the slack: 64, 1, 7, 50, 100 and 129 fall into the three classes that Triton compiles apart."""
     here = [report for report in compiled if report["target"] == target]
-    assert {report["kernel"] for report in here} == {"fused_loss", "logits", "predict", "topk"}
+    assert {report["kernel"] for report in here} == set(KERNELS)
+    seen = {slack_class(report["slack"]) for report in here if report["kernel"] == "fused_loss"}
+    assert seen == {slack_class(slack) for slack in SLACK} if target in FIRST else {"awkward"}
     for report in here:
         assert report["spills"] == 0, report
         assert report["shared"] <= SHARED[target], report
         assert report["registers"] <= (255 if target.startswith("cuda") else 512), report
-        if report["dtype"] == "bfloat16":
+        if report["dtype"] == "bfloat16" and report["kernel"] != "add_slabs":
             assert report["tensor_cores"], report
 
 

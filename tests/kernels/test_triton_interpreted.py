@@ -19,7 +19,7 @@ from sigkernels import losses
 from sigkernels.labels import LabelSets
 from sigkernels.losses import BCE
 
-from .problems import Size, check, error, problem
+from .problems import Size, check, check_confusion, confusion_losses, error, problem
 from .redzone import RedZones
 from .toolchain import ROOT, run
 
@@ -90,6 +90,30 @@ def test_losses(triton, dense):
 
 
 @inside
+def test_confusion_losses(triton):
+    for i, loss in enumerate(confusion_losses(70)):
+        p = problem(Size(5, 70, 5, 11, bias=True), torch.float64, dense=i % 3 == 0)
+        check_confusion(triton, p, loss, ("mean", "sum")[i % 2])
+
+
+@inside
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_confusion_loss_dtypes(triton, dtype):
+    for size in (Size(40, 130, 7, 9, bias=True), Size(3, 1000, 30, 20, start=130, rows=100)):
+        check_confusion(triton, problem(size, dtype), losses.SigmoidF1(eta=2.0), "mean")
+
+
+@inside
+def test_more_rows_than_a_launch(triton, monkeypatch):
+    """Slabs beyond their budget: the rows are cut into launches, whose gradients of weight and bias add up."""
+    from sigkernels.backends import fused_pass
+
+    monkeypatch.setattr(fused_pass, "_SLAB_BYTES", 1)
+    p = problem(Size(130, 70, 3, 5, bias=True), torch.bfloat16)
+    check(p, BCE(), fused(triton, p, BCE()))
+
+
+@inside
 def test_scans(triton):
     for dtype in (torch.float32, torch.float64):
         p = problem(Size(34, 150, 9, 11, bias=True), dtype)
@@ -118,13 +142,21 @@ def test_ties_nan_and_signed_zero(triton):
 
 @inside
 def test_chunks_of_labels(triton, monkeypatch):
+    from sigkernels.backends import fused_pass
     from sigkernels.backends.triton import launch
 
-    monkeypatch.setattr(launch, "_GRAD_ELEMENTS", 5 * 64)
-    monkeypatch.setattr(launch, "_SCAN_ELEMENTS", 5 * 128)
+    monkeypatch.setattr(launch, "_SORT_ELEMENTS", 5 * 64)
+    monkeypatch.setattr(fused_pass, "_LAUNCH_ELEMENTS", 5 * 128)
     monkeypatch.setattr(launch, "_SPLITS", 2)
     p = problem(Size(5, 300, 20, 13, bias=True), torch.float32)
     check(p, BCE(), fused(triton, p, BCE()))
+    check_confusion(triton, p, losses.SigmoidF1(), "mean")
+    assert (
+        error(
+            triton.topk(p.x, p.layer, 100)[0], triton.logits(p.x, p.layer).sort(1, descending=True)[0][:, :100].double()
+        )
+        < 1e-6
+    )
     z = triton.logits(p.x, p.layer)
     assert error(triton.topk(p.x, p.layer, 4)[0], z.sort(1, descending=True)[0][:, :4].double()) < 1e-6
     assert (triton.predict(p.x, p.layer, 0.5).to_dense().bool() != (z > 0.5)).sum() == 0

@@ -75,8 +75,10 @@ print("interpreted")
 
 COMPILED = """
 import sys
+sys.path.insert(0, "tests/kernels")
 import torch
 import triton
+import triton_ahead
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from sigkernels.backends.triton import lml
@@ -96,6 +98,8 @@ for dtype, pointer, step in steps:
     signature |= {name: "constexpr" for name in constants}
     source = ASTSource(fn=lml.lml_kernel, signature=signature, constexprs=constants)
     made = triton.compile(source, target=target, options={"num_warps": 8})
+    report = triton_ahead.nvidia(made.asm["ptx"]) if kind == "cuda" else triton_ahead.amd(made.asm["amdgcn"])
+    assert report["spills"] == 0, (dtype, step, report)
     assert made.metadata.shared <= 48 * 1024, made.metadata.shared
 print("compiled")
 """
@@ -115,6 +119,9 @@ def test_interpreted():
     assert "interpreted" in run(INTERPRETED, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
-@pytest.mark.parametrize("target", [("cuda", "80", "32"), ("cuda", "90", "32"), ("hip", "gfx942", "64")], ids="-".join)
+TARGETS = [("cuda", "80", "32"), ("cuda", "90", "32"), ("cuda", "100", "32"), ("hip", "gfx942", "64")]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids="-".join)
 def test_compiles_ahead(target, tmp_path):
     assert "compiled" in run(COMPILED, *target, TRITON_CACHE_DIR=str(tmp_path))

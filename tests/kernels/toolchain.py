@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 SHIM = Path(__file__).parent / "shim"
-KERNELS = ("fused_loss", "logits", "predict", "topk")
+KERNELS = ("fused_loss", "confusion_loss", "add_slabs", "logits", "predict", "topk")
 
 
 def need(tool: str) -> str:

@@ -1,7 +1,7 @@
 """The Triton backend, for NVIDIA and AMD GPUs; needs no compiler at install time.
 
-``fused_loss`` walks the labels in chunks that fit the L2 cache. Per chunk one kernel makes logits, loss and ∂loss/∂z,
-and the library's matrix product makes the gradients from it: no ``[B, n]`` array, no atomics, the same bits every run.
+The fused pass is one kernel on persistent programs, and a small one that adds their slabs of ``grad_x``
+(``backends/fused_pass.py``): no ``[B, n]`` array, no atomics, the same bits every run.
 
 With ``TRITON_INTERPRET=1`` in the environment before the first import the same kernels run on CPU tensors.
 """
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ...labels import LabelSets
 from ...layer import Layer
-from ...losses import Loss
+from ...losses import ConfusionLoss, Loss
 from ..interface import LossResult
+from ..torch_confusion import ConfusionResult
 
-__all__ = ["available", "devices", "fused_loss", "logits", "predict", "supports", "topk"]
+__all__ = ["available", "confusion_loss", "devices", "fused_loss", "logits", "predict", "supports", "topk"]
 
 
 def interpreted() -> bool:
@@ -29,7 +30,7 @@ def interpreted() -> bool:
 
 def available() -> str | None:
     if importlib.util.find_spec("triton") is None:
-        return "the triton package is not installed; pip install 'triton>=3.2'"
+        return "the triton package is not installed; pip install 'triton>=3.7'"
     if interpreted() or torch.cuda.is_available():
         return None
     return (
@@ -42,9 +43,12 @@ def devices() -> tuple[str, ...]:
 
 
 def supports(loss: Loss) -> str | None:
-    if type(loss).__name__ in ("BCE", "Focal", "Asymmetric"):
+    if isinstance(loss, ConfusionLoss) or type(loss).__name__ in ("BCE", "Focal", "Asymmetric"):
         return None
-    return f"the triton backend has no kernel for {type(loss).__name__}; it has BCE, Focal and Asymmetric"
+    return (
+        f"the triton backend has no kernel for {type(loss).__name__}; it has BCE, Focal, Asymmetric and the "
+        "confusion-matrix losses"
+    )
 
 
 # triton is imported at the first launch, not with sigkernels: nothing is compiled, or even parsed, before that.
@@ -68,6 +72,19 @@ def fused_loss(
     from . import launch
 
     return launch.fused_loss(x, layer, targets, loss, row_scale, needs, grad_weight_into)
+
+
+def confusion_loss(
+    x: Tensor,
+    layer: Layer,
+    targets: LabelSets | Tensor,
+    loss: ConfusionLoss,
+    reduction: str,
+    needs: tuple[bool, bool, bool, bool, bool],
+) -> ConfusionResult:
+    from . import launch
+
+    return launch.confusion_loss(x, layer, targets, loss, reduction, needs)
 
 
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:

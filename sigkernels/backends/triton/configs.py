@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 TILE = 64  # labels per tile: BN. The DFT part of a tile has rank ≈ 2k·64/n + 5
+SLAB_BLOCK = 64  # numbers that a program of the slab-adding kernel makes
 MAX_LIST = 64  # the longest list the top-m kernel keeps; beyond it logits are sorted chunk by chunk
 
 
@@ -25,46 +26,65 @@ class Config(NamedTuple):
     num_stages: int
 
 
-# First entry: the choice without a tuner. Elementwise work on a tile costs registers: the losses take fewer rows, or
-# more warps, than the bare logits; the lists of topk fewer still. Every entry compiles ahead without a spill.
+# First entry: the choice without a tuner. The losses hold a tile's elementwise work and the products of its gradients:
+# they take fewer rows and more warps than the bare logits. Every entry compiles ahead without a spill, whatever the slack.
+_LOSSES: dict[str, tuple[Config, ...]] = {
+    "16-bit": (Config(32, 64, 8, 2),),
+    "float32": (Config(32, 32, 8, 2),),
+    "float64": (Config(16, 16, 8, 2),),
+}
 _TABLE: dict[str, dict[str, tuple[Config, ...]]] = {
     "logits": {
-        "16-bit": (Config(128, 64, 4, 3), Config(64, 64, 4, 3)),
-        "float32": (Config(64, 32, 4, 3),),
-        "float64": (Config(32, 16, 4, 2),),
+        "16-bit": (Config(64, 64, 8, 2), Config(64, 32, 8, 2)),
+        "float32": (Config(64, 32, 8, 2),),
+        "float64": (Config(32, 16, 8, 2),),
     },
-    "fused_loss": {
-        "16-bit": (Config(32, 64, 4, 3), Config(32, 32, 4, 3)),
-        "float32": (Config(32, 32, 8, 2),),
-        "float64": (Config(16, 16, 8, 2),),
-    },
+    "fused_loss": _LOSSES,
+    "confusion_loss": _LOSSES | {"16-bit": (Config(32, 32, 8, 2),)},
     "predict": {
-        "16-bit": (Config(64, 64, 8, 3),),
+        "16-bit": (Config(64, 64, 8, 2),),
         "float32": (Config(64, 32, 8, 2),),
         "float64": (Config(32, 16, 8, 2),),
     },
     "topk": {
-        "16-bit": (Config(32, 64, 4, 3),),
-        "float32": (Config(32, 32, 4, 3),),
+        "16-bit": (Config(32, 64, 4, 2),),
+        "float32": (Config(32, 32, 4, 2),),
         "float64": (Config(16, 16, 4, 2),),
     },
+    "add_slabs": {kind: (Config(0, 0, 4, 1),) for kind in ("16-bit", "float32", "float64")},
 }
-_HIP_STAGES = 2  # AMD's compiler pipelines through registers: a third stage only spills
-_HIP_TABLE = {  # where 64 lanes to a warp ask for another shape
-    ("fused_loss", "16-bit"): (Config(64, 64, 8, 2), Config(64, 32, 8, 2)),
-    ("fused_loss", "float32"): (Config(64, 32, 8, 2),),
-    ("fused_loss", "float64"): (Config(32, 16, 8, 2),),
+# Where rows are loaded 16 bytes at a time the copies in flight take registers.
+_ALIGNED = {("fused_loss", "16-bit"): (Config(32, 32, 8, 2),)}
+# AMD: 4 warps of 64 lanes with 512 registers each, and no pipelining through registers, which only spills.
+_HIP_LOSSES = {
+    "16-bit": (Config(64, 32, 4, 1), Config(16, 32, 4, 1)),
+    "float32": (Config(64, 32, 4, 1), Config(16, 32, 4, 1)),
+    "float64": (Config(16, 16, 4, 1),),
+}
+_HIP_SCANS = {
+    "16-bit": (Config(64, 64, 4, 1), Config(64, 32, 4, 1)),
+    "float32": (Config(64, 32, 4, 1),),
+    "float64": (Config(16, 16, 4, 1),),
+}
+_HIP_TABLE = _TABLE | {
+    "logits": _HIP_SCANS,
+    "fused_loss": _HIP_LOSSES,
+    "confusion_loss": _HIP_LOSSES,
+    "predict": _HIP_SCANS,
+    "topk": {
+        "16-bit": (Config(32, 64, 4, 1),),
+        "float32": (Config(32, 32, 4, 1),),
+        "float64": (Config(16, 16, 4, 1),),
+    },
 }
 
 
-def candidates(platform: str, dtype: torch.dtype, kernel: str) -> tuple[Config, ...]:
+def candidates(platform: str, dtype: torch.dtype, kernel: str, slack: int) -> tuple[Config, ...]:
     """The configurations of a kernel on "cuda" or "hip", best guess first."""
     kind = {torch.float32: "float32", torch.float64: "float64"}.get(dtype, "16-bit")
-    table = _TABLE[kernel][kind]
     if platform == "hip":
-        table = _HIP_TABLE.get((kernel, kind), table)
-        table = tuple(config._replace(num_stages=min(config.num_stages, _HIP_STAGES)) for config in table)
-    return table
+        return _HIP_TABLE[kernel][kind]
+    return _ALIGNED.get((kernel, kind), _TABLE[kernel][kind]) if slack % 16 == 0 else _TABLE[kernel][kind]
 
 
 def platform() -> str:
@@ -76,8 +96,9 @@ _chosen: dict[tuple[object, ...], Config] = {}
 
 
 def choose(kernel: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Config:
-    """The configuration for a launch: the measured one if a tuner ran for this shape class, else the table's first."""
-    return _chosen.get(_key(kernel, dtype, device, shape)) or candidates(platform(), dtype, kernel)[0]
+    """The configuration for a launch of ``shape`` (batch, labels, slack): the measured one if a tuner ran for this shape
+    class, else the table's first."""
+    return _chosen.get(_key(kernel, dtype, device, shape)) or candidates(platform(), dtype, kernel, shape[2])[0]
 
 
 def tune(
@@ -95,10 +116,10 @@ def tune(
         return  # a graph cannot be timed while it is captured: the table decides
     from triton.testing import do_bench
 
-    options = candidates(platform(), dtype, kernel)
+    options = candidates(platform(), dtype, kernel, shape[2])
     _chosen[key] = min(options, key=lambda config: do_bench(lambda: run(config), warmup=5, rep=20))
 
 
 def _key(kernel: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> tuple[object, ...]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return kernel, dtype, name, *(size.bit_length() for size in shape)
+    return kernel, dtype, name, shape[2] % 16 == 0, *(size.bit_length() for size in shape)

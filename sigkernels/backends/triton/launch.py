@@ -1,9 +1,11 @@
-"""The operations of the Triton backend: chunks of labels, launches, and what is left to the matrix library."""
+"""The operations of the Triton backend: from tensors to launches. ``fused_pass.py`` has the order of the fused pass."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -12,65 +14,52 @@ from torch import Tensor
 
 from ...labels import LabelSets
 from ...layer import Layer
-from ...losses import Loss
-from ..interface import LossResult, accumulate_dtype, gradient_dtype
-from ..tiles import (
-    SparseTargets,
-    check_size,
-    chunk_of,
-    gradient_factors,
-    label_chunks,
-    label_vector,
-    merge_candidates,
-    set_offsets,
-    slack_features,
-    sort_logits,
-    tile_factors,
-    without_autocast,
-)
-from . import configs, interpreted, kernels, losses
+from ...losses import SigmoidF1
+from .. import fused_pass
+from ..fused_pass import Columns, Elementwise, Gradients, Targets
+from ..interface import accumulate_dtype
+from ..tiles import Chunk, check_size, label_chunks, merge_candidates, set_offsets, sort_logits, without_autocast
+from . import configs, interpreted
 from .configs import TILE
+from .kernels import losses, scans
+from .kernels.confusion_loss import confusion_loss_kernel
+from .kernels.fused_loss import fused_loss_kernel
+from .kernels.gradients import add_slabs_kernel
 
-_GRAD_ELEMENTS = 2**23  # of ∂loss/∂z in memory at a time: 16 to 32 MB, about the L2 cache of a data-centre GPU
-_SCAN_ELEMENTS = 2**27  # B · labels per scan: bounds the coefficients that top-m and prediction hold
+_SORT_ELEMENTS = 2**23  # logits in memory at a time when m is too large for the kernel's lists
 _SPLITS = 256  # programs that share one block of rows in a scan
+_ROWS = 128  # a multiple of every BM
+_TYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
 
 
-class Tile(NamedTuple):
-    """What ``logit_tile`` reads, for one chunk of labels, and the constants that go with it."""
-
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # x, weight, c, u, bias
-    sizes: tuple[int, int, int, int, int]  # batch, labels, slack, rank, tiles
-    constants: dict[str, Any]
-
-    def options(self, config: configs.Config) -> dict[str, Any]:
-        return {**self.constants, **config._asdict()}
+def _arguments(chunk: Chunk) -> tuple[list[Tensor], list[int]]:
+    """The tensors and the sizes with which the arguments of every kernel begin and end."""
+    layer, factors, spare = chunk.layer, chunk.factors, chunk.slack
+    tensors = [spare, chunk.dft, layer.weight, spare if layer.bias is None else layer.bias]
+    tensors += [factors.u, factors.v, factors.turn] if factors.rank else [spare] * 3
+    sizes = [chunk.batch, layer.num_rows, spare.shape[1], factors.rank, factors.even]
+    return tensors, [*sizes, layer.dft_columns, chunk.dft.shape[1], chunk.tiles]
 
 
-def _tile(x: Tensor, slack: Tensor, layer: Layer, first: int, count: int) -> Tile:
-    """The chunk of ``count`` tiles from tile ``first`` on."""
-    factors = tile_factors(layer, TILE)
-    part = chunk_of(layer, TILE, first, count)
-    acc = accumulate_dtype(x.dtype)
-    c = factors.coefficients(x, first, count).contiguous() if factors.rank else slack
-    weight = part.weight.contiguous()
-    bias = slack if part.bias is None else part.bias
-    constants = {
+def _constants(chunk: Chunk) -> dict[str, Any]:
+    dtype = chunk.slack.dtype
+    acc = _TYPES[accumulate_dtype(dtype)]
+    # The interpreter's bfloat16 arithmetic works on bit patterns: give it numbers.
+    operand = acc if interpreted() and dtype == torch.bfloat16 else _TYPES[dtype]
+    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 and not torch.version.hip
+    return {
         "BN": TILE,
-        "RP": max(16, triton.next_power_of_2(factors.rank)) if factors.rank else 0,
-        "HAS_BIAS": part.bias is not None,
-        "ACC": tl.float64 if acc == torch.float64 else tl.float32,
-        # The interpreter's bfloat16 arithmetic works on bit patterns: give it numbers.
-        "UPCAST": interpreted() and x.dtype == torch.bfloat16,
-        "PRECISION": "tf32" if acc == torch.float32 and _tf32(x) else "ieee",
+        "HAS_DFT": chunk.factors.rank > 0,
+        "HAS_BIAS": chunk.layer.bias is not None,
+        "DTYPE": operand,
+        "ACC": acc,
+        "PRECISION": "tf32" if tf32 else "ieee",
     }
-    sizes = (x.shape[0], part.num_rows, slack.shape[1], factors.rank, count)
-    return Tile((slack, weight, c, factors.u if factors.rank else slack, bias), sizes, constants)
-
-
-def _tf32(x: Tensor) -> bool:
-    """Whether float32 products may round their inputs: torch's own setting; 16-bit inputs lose nothing by it."""
-    return x.dtype != torch.float32 or (torch.backends.cuda.matmul.allow_tf32 and not torch.version.hip)
 
 
 def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -78,140 +67,129 @@ def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 def _launch(
-    name: str,
-    kernel: Any,
-    x: Tensor,
-    tile: Tile,
-    programs: int,  # per block of rows
-    *args: Any,
-    **kw: Any,
+    name: str, kernel: Any, chunk: Chunk, grid: Callable[[configs.Config], tuple[int, ...]], *args: Any, **kw: Any
 ) -> None:
-    def run(config: configs.Config) -> None:
-        grid = (triton.cdiv(x.shape[0], config.BM), programs)
-        kernel[grid](*tile.tensors, *args, *tile.sizes, **kw, **tile.options(config))
+    tensors, sizes = _arguments(chunk)
+    constants = _constants(chunk)
+    shape = (chunk.batch, chunk.layer.num_rows, chunk.slack.shape[1])
+    device, dtype = chunk.slack.device, chunk.slack.dtype
 
-    shape = (tile.sizes[0], tile.sizes[1], tile.sizes[2])
-    configs.tune(name, x.dtype, x.device, shape, run)
-    run(configs.choose(name, x.dtype, x.device, shape))
+    def run(config: configs.Config) -> None:
+        kernel[grid(config)](*tensors, *args, *sizes, **kw, **constants, **config._asdict())
+
+    with _on(chunk.slack):
+        configs.tune(name, dtype, device, shape, run)
+        run(configs.choose(name, dtype, device, shape))
+
+
+def _scan(name: str, kernel: Any, chunk: Chunk, programs: int, *args: Any, **kw: Any) -> None:
+    """``programs`` per block of rows."""
+    _launch(name, kernel, chunk, lambda config: (triton.cdiv(chunk.batch, config.BM), programs), *args, **kw)
 
 
 @without_autocast
 def logits(x: Tensor, layer: Layer) -> Tensor:
     check_size(layer)
     z = x.new_empty(x.shape[0], layer.num_rows)
-    if not z.numel():
-        return z
-    with _on(x):
-        _logits_into(z, x, slack_features(x, layer), layer, 0, -(-layer.num_rows // TILE))
+    if z.numel():
+        _logits_into(z, Chunk.of(x, layer, TILE))
     return z
 
 
-def _logits_into(z: Tensor, x: Tensor, slack: Tensor, layer: Layer, first: int, count: int) -> None:
-    tile = _tile(x, slack, layer, first, count)
-    _launch(
-        "logits", kernels.logits_kernel, x, tile,
-        count,
-        z, z.stride(0),
-    )  # fmt: skip
+def _logits_into(z: Tensor, chunk: Chunk) -> None:
+    _scan("logits", scans.logits_kernel, chunk, chunk.tiles, z, z.stride(0))
 
 
-@without_autocast
-def fused_loss(
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: Loss,
-    row_scale: float | Tensor,
-    needs: tuple[bool, bool, bool],
-    grad_weight_into: Tensor | None = None,
-) -> LossResult:
-    check_size(layer)
-    constants = losses.settings(loss)
-    if constants is None:
-        raise ValueError(f"the triton backend has no kernel for {type(loss).__name__}; use backend 'torch'")
-    acc, out_dtype = accumulate_dtype(x.dtype), gradient_dtype(x.dtype)
-    rows = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-    grad_x = torch.zeros(x.shape, dtype=acc, device=x.device) if needs[0] else None
-    grad_weight = grad_weight_into
-    if needs[1] and grad_weight is None:
-        grad_weight = torch.zeros(layer.weight.shape, dtype=out_dtype, device=x.device)
-    grad_bias = torch.zeros(layer.num_rows, dtype=out_dtype, device=x.device) if needs[2] else None
-    result = LossResult(rows, grad_x, grad_weight if needs[1] else None, grad_bias)
-    if x.shape[0] and layer.num_rows:
-        with _on(x):
-            _fused_loss(x, layer, targets, loss, constants, row_scale, result)
-    return result._replace(grad_x=None if grad_x is None else grad_x.to(out_dtype))
+class _Engine:
+    """The kernels, for ``fused_pass``."""
 
+    tile = TILE
 
-def _fused_loss(
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: Loss,
-    constants: dict[str, object],
-    row_scale: float | Tensor,
-    result: LossResult,
-) -> None:
-    """Adds every chunk of labels to the tensors of ``result``."""
-    batch = x.shape[0]
-    acc = accumulate_dtype(x.dtype)
-    slack = slack_features(x, layer)
-    factors = tile_factors(layer, TILE)
-    scale = gradient_factors(x, row_scale, loss)
-    sparse = SparseTargets(targets) if isinstance(targets, LabelSets) else None
-    dense = slack if isinstance(targets, LabelSets) else targets.contiguous()
-    gradient = any(g is not None for g in result[1:])
-    for first, count in label_chunks(layer, TILE, batch, _GRAD_ELEMENTS):
-        part = chunk_of(layer, TILE, first, count)
-        inside = slice(first * TILE, first * TILE + part.num_rows)
-        tile = _tile(x, slack, layer, first, count)
-        weight = label_vector(getattr(loss, "weight", None), part, acc)
-        pos_weight = label_vector(getattr(loss, "pos_weight", None), part, acc)
-        indices, at = (slack, slack) if sparse is None else (sparse.indices, sparse.at(part, TILE, 0, batch))
-        sums = torch.empty(count, batch, dtype=acc, device=x.device)
-        g = torch.empty(batch if gradient else 0, count * TILE, dtype=x.dtype, device=x.device)
+    def blocks(self, x: Tensor) -> int:
+        if not x.is_cuda:
+            return 3
+        return 2 * torch.cuda.get_device_properties(x.device).multi_processor_count
+
+    def rows(self, x: Tensor) -> int:
+        return _ROWS
+
+    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Elementwise) -> None:
+        spare = chunk.slack
+        constants = losses.settings(what.loss)
+        assert constants is not None
         _launch(
-            "fused_loss", kernels.fused_loss_kernel, x, tile,
-            count,
-            dense if sparse else dense[:, inside], dense.stride(0), indices, at, part.label_start,
-            slack if weight is None else weight, slack if pos_weight is None else pos_weight, scale.row, sums, g,
-            SPARSE=sparse is not None, HAS_WEIGHT=weight is not None, HAS_POS_WEIGHT=pos_weight is not None,
-            GRADIENT=gradient, **constants,
+            "fused_loss", fused_loss_kernel, chunk, lambda _: (len(what.row_sums),),
+            *_target_arguments(targets, chunk),
+            _or(what.label_weight, spare), _or(what.pos_weight, spare), what.row_factor, what.row_sums,
+            *_gradient_arguments(gradients, spare),
+            0 if gradients.scratch is None else gradients.scratch.shape[1],
+            SPARSE=targets.dense is None, HAS_WEIGHT=what.label_weight is not None,
+            HAS_POS_WEIGHT=what.pos_weight is not None, ACCUMULATE=gradients.accumulate_weight,
+            ACCUMULATE_BIAS=gradients.accumulate_bias, **_gradient_constants(gradients), **constants,
         )  # fmt: skip
-        result.rows.add_(sums.sum(0, dtype=torch.float64))
-        if gradient:
-            _add_gradients(g, part, slack, factors, first, count, inside, scale.out, result)
+
+    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Columns) -> None:
+        spare, loss = chunk.slack, what.loss
+        over, under = loss.coefficients
+        bounded = isinstance(loss, SigmoidF1)
+        numbers = {
+            name: float(value) if bounded and not isinstance(value := getattr(loss, name), Tensor) else other
+            for name, other in (("beta", 1.0), ("eta", 0.0))
+        }
+        _launch(
+            "confusion_loss", confusion_loss_kernel, chunk, lambda _: (len(what.values),),
+            *_target_arguments(targets, chunk),
+            _or(what.beta, spare), _or(what.eta, spare), what.logits, what.values,
+            _or(what.grad_beta, spare), _or(what.grad_eta, spare),
+            *_gradient_arguments(gradients, spare),
+            what.logits.shape[1],
+            SPARSE=targets.dense is None, METRIC=tuple(float(c) for c in (*over, *under)), MIRRORED=loss.mirrored,
+            FORM=2 if not isinstance(loss, SigmoidF1) else 0 if loss.on == "logits" else 1,
+            SCALE=what.scale, BETA=numbers["beta"], ETA=numbers["eta"],
+            TINY=torch.finfo(accumulate_dtype(spare.dtype)).tiny,
+            HAS_BETA=what.beta is not None, HAS_ETA=what.eta is not None,
+            NEED_BETA=what.grad_beta is not None, NEED_ETA=what.grad_eta is not None,
+            **_gradient_constants(gradients),
+        )  # fmt: skip
+
+    def add_slabs(self, slabs: Tensor, out: Tensor, scale: Tensor | None, accumulate: bool) -> None:
+        size = out.numel()
+        if not size:
+            return
+        with _on(out):
+            add_slabs_kernel[(triton.cdiv(size, configs.SLAB_BLOCK),)](
+                slabs, out, _or(scale, out), len(slabs), size,
+                SCALED=scale is not None, ACCUMULATE=accumulate, BLOCK=configs.SLAB_BLOCK, PARTS=8,
+            )  # fmt: skip
 
 
-def _add_gradients(
-    g: Tensor,  # [B, count·TILE]: ∂loss/∂z of this chunk, zero beyond its last label
-    part: Layer,
-    slack: Tensor,
-    factors: Any,
-    first: int,
-    count: int,
-    inside: slice,
-    out_scale: Tensor | None,
-    result: LossResult,
-) -> None:
-    """The three gradients of a chunk, from ∂loss/∂z by library products."""
-    acc = accumulate_dtype(g.dtype)
-    here = g[:, : part.num_rows]
+def _or(tensor: Tensor | None, spare: Tensor) -> Tensor:
+    """A kernel that does not touch an argument still takes a pointer."""
+    return spare if tensor is None else tensor
 
-    def scaled(sum_: Tensor) -> Tensor:
-        return sum_ if out_scale is None else sum_.to(acc) * out_scale
 
-    if result.grad_x is not None:
-        columns = result.grad_x.shape[1] - slack.shape[1]
-        result.grad_x[:, columns:] += scaled(here @ part.weight)
-        if factors.rank:
-            seen = g.view(g.shape[0], count, TILE).to(acc) @ factors.u  # [B, count, r]
-            back = factors.coefficients_adjoint(seen.view(g.shape[0], -1), first, count)
-            result.grad_x[:, :columns] += scaled(back)
-    if result.grad_weight is not None:
-        result.grad_weight[inside] += scaled(here.T @ slack).to(result.grad_weight.dtype)
-    if result.grad_bias is not None:
-        result.grad_bias[inside] = scaled(here.sum(0, dtype=acc)).to(result.grad_bias.dtype)
+def _target_arguments(targets: Targets, chunk: Chunk) -> tuple[Any, ...]:
+    spare, dense = chunk.slack, targets.dense
+    stride = 0 if dense is None else dense.stride(0)
+    return _or(targets.indices, spare), _or(targets.at, spare), _or(dense, spare), stride, chunk.layer.label_start
+
+
+def _gradient_arguments(gradients: Gradients, spare: Tensor) -> list[Tensor]:
+    given = (gradients.scratch, gradients.slabs, gradients.weight, gradients.bias, gradients.out_scale)
+    return [_or(tensor, spare) for tensor in given]
+
+
+def _gradient_constants(gradients: Gradients) -> dict[str, bool]:
+    return {
+        "NEED_X": gradients.slabs is not None,
+        "NEED_WEIGHT": gradients.weight is not None,
+        "NEED_BIAS": gradients.bias is not None,
+        "SCALED": gradients.out_scale is not None,
+    }
+
+
+fused_loss = without_autocast(functools.partial(fused_pass.fused_loss, _Engine()))
+confusion_loss = without_autocast(functools.partial(fused_pass.confusion_loss, _Engine()))
 
 
 @without_autocast
@@ -222,38 +200,29 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
         return x.new_empty(0, m), torch.empty(0, m, dtype=torch.int64, device=x.device)
     if m > configs.MAX_LIST:
         return _topk_by_sorting(x, layer, m)
-    slack = slack_features(x, layer)
+    chunk = Chunk.of(x, layer, TILE)
+    splits = min(chunk.tiles, _SPLITS)
     key_dtype = torch.int64 if x.dtype == torch.float64 else torch.int32
-    keys, labels = [], []
-    with _on(x):
-        for first, count in label_chunks(layer, TILE, batch, _SCAN_ELEMENTS):
-            splits = min(count, _SPLITS)
-            best = torch.empty(batch, splits * m, dtype=key_dtype, device=x.device)
-            best_labels = torch.empty(batch, splits * m, dtype=torch.int32, device=x.device)
-            _launch(
-                "topk", kernels.topk_kernel, x, _tile(x, slack, layer, first, count),
-                splits,
-                best, best_labels, m, splits, M=max(2, triton.next_power_of_2(m)),
-            )  # fmt: skip
-            keys.append(best)
-            # An unfilled place has the lowest key and a negative label: it can never reach the m best.
-            labels.append(best_labels.to(torch.int64) + (layer.label_start + first * TILE))
-        return merge_candidates(torch.cat(keys, 1), torch.cat(labels, 1), m, x.dtype)
+    keys = torch.empty(batch, splits * m, dtype=key_dtype, device=x.device)
+    labels = torch.empty(batch, splits * m, dtype=torch.int32, device=x.device)
+    most = max(2, triton.next_power_of_2(m))
+    _scan("topk", scans.topk_kernel, chunk, splits, keys, labels, m, splits, M=most)
+    # An unfilled place has the lowest key and a negative label: it can never reach the m best.
+    return merge_candidates(keys, labels.to(torch.int64) + layer.label_start, m, x.dtype)
 
 
 def _topk_by_sorting(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     """For long lists: the logits of a chunk at a time, sorted together with the best so far."""
-    slack = slack_features(x, layer)
+    whole = Chunk.of(x, layer, TILE)
     values, labels = x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0, dtype=torch.int64)
-    with _on(x):
-        for first, count in label_chunks(layer, TILE, x.shape[0], _GRAD_ELEMENTS):
-            part = chunk_of(layer, TILE, first, count)
-            z = x.new_empty(x.shape[0], part.num_rows)
-            _logits_into(z, x, slack, layer, first, count)
-            more, where = sort_logits(z, m, part.label_start)
-            # What is kept has lower labels than what comes: a stable sort breaks ties rightly.
-            values, order = torch.sort(torch.cat([values, more], 1), dim=1, descending=True, stable=True)
-            values, labels = values[:, :m], torch.cat([labels, where], 1).gather(1, order[:, :m])
+    for first, count in label_chunks(layer, TILE, x.shape[0], _SORT_ELEMENTS):
+        chunk = whole.part(whole.rows, first, count)
+        z = x.new_empty(x.shape[0], chunk.layer.num_rows)
+        _logits_into(z, chunk)
+        more, where = sort_logits(z, m, chunk.layer.label_start)
+        # What is kept has lower labels than what comes: a stable sort breaks ties rightly.
+        values, order = torch.sort(torch.cat([values, more], 1), dim=1, descending=True, stable=True)
+        values, labels = values[:, :m], torch.cat([labels, where], 1).gather(1, order[:, :m])
     return values, labels
 
 
@@ -264,27 +233,18 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     if not batch:
         indices, offsets = (torch.zeros(count, dtype=torch.int64, device=x.device) for count in (0, 1))
         return LabelSets._trusted(indices, offsets, layer.num_labels)
-    slack = slack_features(x, layer)
-    acc = accumulate_dtype(x.dtype)
+    chunk = Chunk.of(x, layer, TILE)
     # As torch compares: the threshold is rounded to the dtype of the logits.
-    limit = torch.full((1,), threshold, dtype=x.dtype, device=x.device).to(acc)
-    chunks = list(label_chunks(layer, TILE, batch, _SCAN_ELEMENTS))
+    limit = torch.full((1,), threshold, dtype=x.dtype, device=x.device).to(accumulate_dtype(x.dtype))
+    per_split = -(-chunk.tiles // _SPLITS)
+    counts = torch.empty(-(-chunk.tiles // per_split), batch, dtype=torch.int32, device=x.device)
 
-    def scan(index: int, counts: Tensor, starts: Tensor, indices: Tensor, fill: bool) -> None:
-        first, count = chunks[index]
-        per_split = -(-count // counts.shape[0])
-        _launch(
-            "predict", kernels.predict_kernel, x, _tile(x, slack, layer, first, count),
-            counts.shape[0],
-            limit, counts, starts, indices, layer.label_start + first * TILE, per_split, FILL=fill,
-        )  # fmt: skip
+    def scan(starts: Tensor, indices: Tensor, fill: bool) -> None:
+        arguments = (limit, counts, starts, indices, layer.label_start, per_split)
+        _scan("predict", scans.predict_kernel, chunk, len(counts), *arguments, FILL=fill)
 
-    with _on(x):
-        counts = [torch.empty(min(n, _SPLITS), batch, dtype=torch.int32, device=x.device) for _, n in chunks]
-        for index, part in enumerate(counts):
-            scan(index, part, part, part, False)
-        offsets, starts = set_offsets(torch.cat(counts))
-        indices = torch.empty(int(offsets[-1]), dtype=torch.int64, device=x.device)
-        for index, start in enumerate(starts.split([len(part) for part in counts])):
-            scan(index, counts[index], start.contiguous(), indices, True)
+    scan(counts, counts, False)
+    offsets, starts = set_offsets(counts)
+    indices = torch.empty(int(offsets[-1]), dtype=torch.int64, device=x.device)
+    scan(starts, indices, True)
     return LabelSets._trusted(indices, offsets, layer.num_labels)

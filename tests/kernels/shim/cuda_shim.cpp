@@ -70,7 +70,10 @@ char end_of_grid;  // every thread of a grid happens before what follows the lau
 struct Meeting {
     char turn[2];
 };
-Meeting block_meeting, warp_meeting[32];
+struct Meetings {  // of one block: barriers order its own threads, and nothing between blocks
+    Meeting block, warp[32];
+};
+Meetings* meetings_now = nullptr;
 
 #if defined(SHIM_ASAN)
 const void* scheduler_bottom = nullptr;
@@ -208,8 +211,8 @@ void fail(const char* what) {
     abort();
 }
 
-void wait_block() { wait(State::at_block, 0, block_meeting); }
-void wait_warp() { wait(State::at_warp, 1, warp_meeting[current->index.x / 32]); }
+void wait_block() { wait(State::at_block, 0, meetings_now->block); }
+void wait_warp() { wait(State::at_warp, 1, meetings_now->warp[current->index.x / 32]); }
 
 void run(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel) {
     if (threads % 32 || threads > 1024) fail("a block needs a multiple of 32 threads, at most 1024");
@@ -226,6 +229,8 @@ void run(dim3 grid, int threads, int shared_bytes, const std::function<void()>& 
     std::vector<std::vector<Fiber>> fibers;
     std::vector<std::vector<Warp>> warps;
     std::vector<void*> shared;
+    std::vector<Meetings> meetings(blocks.size());
+    meetings_now = meetings.data();
     for (const auto& at : blocks) {
         if (fibers.empty() || KEEP_STACKS) fibers.emplace_back(static_cast<size_t>(threads));
         // Exactly the bytes that were asked for, full of NaN: reading what nobody wrote shows in the result.
@@ -236,6 +241,7 @@ void run(dim3 grid, int threads, int shared_bytes, const std::function<void()>& 
         warps.emplace_back(static_cast<size_t>(threads) / 32);
         Block block{dim3(at.second, at.first), grid, static_cast<unsigned char*>(raw), warps.back().data()};
         run_block(block, fibers.back(), order);
+        ++meetings_now;
     }
 #if defined(SHIM_TSAN)
     // Not before: a new fiber would take the place of a destroyed one, and pass for the same thread.
