@@ -31,9 +31,11 @@ from setuptools.modified import newer_group
 
 # A source file named *_<isa>.cpp is compiled for that instruction set, and left out on other processors; the code
 # picks one at run time.
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
 ISA_FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
+    "avx512": AVX512,
+    "avx512bf16": [*AVX512, "-mavx512bf16"],
 }
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 # Contraction is what makes a multiply-add one instruction. No -ffast-math: NaN and infinity mean something here.
@@ -185,6 +187,11 @@ class BuildExt(build_ext):
         for ext in self.extensions:
             ext.extra_compile_args += openmp
             ext.extra_link_args += openmp
+            newest = [source for source in ext.sources if isa_of(source) == "avx512bf16"]
+            if newest and has_flag(self.compiler, "-mavx512bf16"):
+                ext.define_macros += [("SK_AVX512BF16", "1")]
+            else:  # an older compiler: bfloat16 is widened
+                ext.sources = [source for source in ext.sources if source not in newest]
             # What the extension says of itself in `sigkernels env`.
             ext.define_macros += [("SK_COMPILE_FLAGS", f'"{" ".join(ext.extra_compile_args)}"')]
         compile_one = self.compiler._compile

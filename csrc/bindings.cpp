@@ -56,9 +56,10 @@ py::dict build_info() {
     info["flags"] = SK_COMPILE_FLAGS;
     py::list compiled, usable;
     for (const sk::Isa& isa : sk::isas()) {
-        compiled.append(isa.kernels->name);
-        if (isa.usable) usable.append(isa.kernels->name);
+        compiled.append(isa.name);
+        if (isa.usable) usable.append(isa.name);
     }
+    info["bfloat16"] = sk::choose_isa("").pairs ? "multiplied in pairs" : "widened to float";
     info["isas_compiled"] = compiled;
     info["isas_usable"] = usable;
 #if defined(_OPENMP)
@@ -152,7 +153,7 @@ PYBIND11_MODULE(_C, m) {
     m.def(
         "run",
         [](const Call& c, const std::string& isa) {
-            const sk::Kernels& kernels = sk::choose_isa(isa);
+            const sk::Kernels& kernels = sk::kernels_for(isa, c.job);
             py::gil_scoped_release release;
             sk::run_job(kernels, c.job, c.chunk, c.outputs);
             double total = 0;
@@ -163,7 +164,7 @@ PYBIND11_MODULE(_C, m) {
     m.def(
         "predict",
         [](const Call& c, const std::string& isa) {
-            const sk::Kernels& kernels = sk::choose_isa(isa);
+            const sk::Kernels& kernels = sk::kernels_for(isa, c.job);
             auto found = std::make_unique<sk::Found>();
             sk::Outputs outputs = c.outputs;
             outputs.found = found.get();
@@ -175,8 +176,8 @@ PYBIND11_MODULE(_C, m) {
         },
         py::arg("call"), py::arg("isa") = "");
     m.def("isa", [](const std::string& name) {
-        const sk::Kernels& kernels = sk::choose_isa(name);
-        return py::make_tuple(kernels.name, kernels.vector_bytes);
+        const sk::Isa& isa = sk::choose_isa(name);
+        return py::make_tuple(isa.name, isa.kernels->vector_bytes);
     }, "(name, bytes of a vector) of the instruction set that a call with this name would use.");
     sk::bind_lml(m);
     m.def("build_info", &build_info, "Compiler, flags, instruction sets, OpenMP and CUDA of this build.");

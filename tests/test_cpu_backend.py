@@ -76,7 +76,7 @@ def check_loss(x, layer, targets, loss, *, slack=1.0):
     got = cpu.fused_loss(x, layer, targets, loss, scale.to(real), needs)
     want = truth(x, layer, targets, loss, scale)
     eager = truth(x, layer, targets, loss, scale, x.dtype)
-    floor = {torch.float64: 4e-15, torch.float32: 4.8e-7, torch.bfloat16: 4e-3, torch.float16: 4e-4}[x.dtype]
+    floor = {torch.float64: 4e-15, torch.float32: 4.8e-7, torch.bfloat16: 5e-3, torch.float16: 4e-4}[x.dtype]
     for name, a, b, e in zip(("rows", "grad_x", "grad_weight", "grad_bias"), got[:4], want, eager, strict=True):
         if b is None:
             assert a is None

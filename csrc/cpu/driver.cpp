@@ -11,18 +11,35 @@
 #ifndef _WIN32
 #include <pthread.h>
 #endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace sk {
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx512;
+#if defined(SK_AVX512BF16)
+extern const Kernels kernels_avx512bf16;
+#endif
 #endif
 #if defined(SK_TEST_ISA)
 extern const Kernels kernels_tall;
 #if defined(__x86_64__)
-extern const Kernels kernels_wide;
+extern const Kernels kernels_wide, kernels_pairs;
 #endif
+#endif
+
+#if defined(__x86_64__)
+namespace {
+
+bool has_avx512bf16() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+
+}  // namespace
 #endif
 
 const std::vector<Isa>& isas() {
@@ -33,14 +50,18 @@ const std::vector<Isa>& isas() {
         const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
         const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-        found.push_back({&kernels_avx512, avx512});
-        found.push_back({&kernels_avx2, avx2});
+        found.push_back({"avx512", &kernels_avx512, avx512});
+#if defined(SK_AVX512BF16)
+        if (avx512 && has_avx512bf16()) found.back().pairs = &kernels_avx512bf16;
 #endif
-        found.push_back({&kernels_portable, true});
+        found.push_back({"avx2", &kernels_avx2, avx2});
+#endif
+        found.push_back({"portable", &kernels_portable, true});
 #if defined(SK_TEST_ISA)
-        found.push_back({&kernels_tall, true});
+        found.push_back({"tall", &kernels_tall, true});
 #if defined(__x86_64__)
-        found.push_back({&kernels_wide, avx2});
+        found.push_back({"wide", &kernels_wide, avx2});
+        found.push_back({"pairs", &kernels_avx2, avx2, &kernels_pairs});
 #endif
 #endif
         return found;
@@ -48,19 +69,32 @@ const std::vector<Isa>& isas() {
     return all;
 }
 
-const Kernels& choose_isa(const std::string& name) {
+const Isa& choose_isa(const std::string& name) {
     std::string usable;
     for (const Isa& isa : isas()) {
-        if (isa.usable && name.empty()) return *isa.kernels;
-        if (name == isa.kernels->name) {
-            if (isa.usable) return *isa.kernels;
+        if (isa.usable && name.empty()) return isa;
+        if (name == isa.name) {
+            if (isa.usable) return isa;
             throw std::invalid_argument("SIGKERNELS_ISA=" + name + ": this CPU has no " + name +
                                         " instructions; unset SIGKERNELS_ISA to take the best it has");
         }
-        if (isa.usable) usable += (usable.empty() ? "" : ", ") + std::string(isa.kernels->name);
+        if (isa.usable) usable += (usable.empty() ? "" : ", ") + std::string(isa.name);
     }
     throw std::invalid_argument("SIGKERNELS_ISA=" + name + " is not an instruction set of this build; choose one of " +
                                 usable);
+}
+
+const Kernels& kernels_for(const std::string& name, const Job& job) {
+    const Isa& isa = choose_isa(name);
+    const bool pairs = job.dtype == Dtype::bf16 && job.consumer == Consumer::loss && !whole_columns(job);
+    if (pairs && isa.pairs) return *isa.pairs;
+#if defined(__x86_64__)
+    // A panel is two vectors of rows.  Where one of AVX-512 holds them all the other would be empty, and two of half
+    // the width do the same in half of the work.
+    if (name.empty() && isa.kernels == &kernels_avx512 && job.rows * (job.dtype == Dtype::f64 ? 8 : 4) <= 64)
+        return kernels_avx2;
+#endif
+    return *isa.kernels;
 }
 
 // ---- threads ----

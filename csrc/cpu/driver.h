@@ -11,13 +11,18 @@ namespace sk {
 
 // The instruction sets in this build, best first, those for tests last; `usable` says whether this CPU has it.
 struct Isa {
+    const char* name;
     const Kernels* kernels;
     bool usable;
+    const Kernels* pairs = nullptr;  // for losses of bfloat16, where the CPU multiplies pairs of them (dot2.h)
 };
 const std::vector<Isa>& isas();
 
-// The kernels named `name`, or the best usable ones for "".  Throws std::invalid_argument with the remedy.
-const Kernels& choose_isa(const std::string& name);
+// The instruction set named `name`, or the best usable one for "".  Throws std::invalid_argument with the remedy.
+const Isa& choose_isa(const std::string& name);
+
+// The kernels of that instruction set for a job.
+const Kernels& kernels_for(const std::string& name, const Job& job);
 
 // Calls f(i) for i = 0 ... count-1 on that many threads.
 void parallel(int count, void (*f)(void*, int), void* context);

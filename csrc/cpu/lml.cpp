@@ -19,7 +19,7 @@ namespace {
 
 // The kernels of the instruction set that a call with this name would use.
 const LmlKernels& kernels_for(const std::string& isa) {
-    const std::string name = choose_isa(isa).name;
+    const std::string name = choose_isa(isa).kernels->name;
 #if defined(__x86_64__) || defined(_M_X64)
     if (name == "avx512") return lml_avx512;
     if (name == "avx2") return lml_avx2;

@@ -64,23 +64,32 @@ SK_INLINE bool adds_grad_weight(const Job& job) {
     return job.accumulate && !narrows_grad_weight<C>(job);
 }
 
+// What the products over the slack columns multiply: numbers, or pairs of bfloat16 (dot2.h).
+template <class C>
+using Factor = std::conditional_t<kDot2, Pair, C>;
+constexpr int64_t kPack = kDot2 ? 2 : 1;  // numbers in a Factor
+
+SK_INLINE int64_t packed(int64_t count) { return (count + kPack - 1) / kPack; }
+
 // The input, transposed into panels; read by all threads.
 template <class C>
 struct Shared {
-    C* slack;    // [P][s][PW]
+    Factor<C>* slack;  // [P][packed s][PW]
     C* even;     // [P][k+1][PW]  x_0 and the cosines
     C* odd;      // [P][k][PW]    the sines
-    C* by_slack; // [SP][R][PW]   x_s * row_scale, slack columns in the lanes (slack_column)
+    // [SP][packed R][PW]: x_s, slack columns in the lanes (slack_column).  Numbers are multiplied by row_scale here,
+    // pairs are not (the gradient beside them is): they would be rounded once more.
+    Factor<C>* by_slack;
     C* scale;    // [P][PW]       row_scale
     char* end;
 
     explicit Shared(const Job& job) {
         Bump bump{job.workspace};
         const int64_t panels = panels_of<C>(job.rows), width = kPanel<C>;
-        slack = bump.take<C>(panels * job.slack * width);
+        slack = bump.take<Factor<C>>(panels * packed(job.slack) * width);
         even = bump.take<C>(job.k >= 0 ? panels * (job.k + 1) * width : 0);
         odd = bump.take<C>(job.k >= 0 ? panels * job.k * width : 0);
-        by_slack = bump.take<C>(job.needs_weight ? panels_of<C>(job.slack) * width * job.rows : 0);
+        by_slack = bump.take<Factor<C>>(job.needs_weight ? panels_of<C>(job.slack) * width * packed(job.rows) : 0);
         scale = bump.take<C>(panels * width);
         end = bump.at;
     }
@@ -109,7 +118,10 @@ struct Local {
     C* pos_z;        // [T*PW + L]   logits of the positive labels of a panel
     C* pos_w;        // [T*PW + L]   their weights
     int32_t* pos_at; // [T*PW]       where they are in the panel
-    C* weight;       // [T][copied_stride]
+    Factor<C>* weight;  // [T][copied_stride]
+    Pair* weight_by_labels;  // [T/2][s]      pairs of labels
+    Pair* g_by_labels;       // [T/2][PW]     pairs of labels, of a panel
+    Pair* g_by_rows;         // [P][T][PW/2]  pairs of rows, times row_scale
     C* gweight;      // [T][copied_stride]
     C* bound;        // [P][PW]      topk: what a logit must exceed
     char* end;
@@ -135,7 +147,10 @@ struct Local {
         pos_z = bump.take<C>(positives + width);
         pos_w = bump.take<C>(positives + width);
         pos_at = bump.take<int32_t>(positives);
-        weight = bump.take<C>(copies_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
+        weight = bump.take<Factor<C>>(copies_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
+        weight_by_labels = bump.take<Pair>(kDot2 && job.needs_x ? packed(tile) * job.slack : 0);
+        g_by_labels = bump.take<Pair>(kDot2 && job.needs_x ? packed(tile) * width : 0);
+        g_by_rows = bump.take<Pair>(kDot2 && job.needs_weight ? panels * tile * packed(width) : 0);
         gweight = bump.take<C>(narrows_grad_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
         bound = bump.take<C>(job.consumer == Consumer::topk ? panels * width : 0);
         end = bump.at;

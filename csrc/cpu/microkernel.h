@@ -5,7 +5,7 @@
 // `a` is read by broadcast from wherever it lies (row-major weights need no packing), `b` is a packed panel.
 #pragma once
 
-#include "cpu/vec.h"
+#include "cpu/dot2.h"
 
 namespace sk {
 namespace {
@@ -50,6 +50,18 @@ struct Block {
         // Not unrolled: a step is long enough, and the compiler spills accumulators when it sees several.
 #pragma GCC unroll 1
         for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride) step(a, a_row, b);
+    }
+    // The same with pairs of bfloat16 for elements.
+    SK_INLINE void add(const Pair* a, int64_t a_row, int64_t a_col, const Pair* b, int64_t b_stride, int64_t depth) {
+#pragma GCC unroll 1
+        for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride) {
+            PairV bv[NV];
+            SK_EACH(v, NV) bv[v] = load<PairV>(b + v * L);
+            SK_EACH(i, MR) {
+                const PairV av = a[i * a_row] - PairV{};
+                SK_EACH(v, NV) acc[i][v] = dot2(acc[i][v], av, bv[v]);
+            }
+        }
     }
     // Vectors of a row are `step` apart in memory.
     SK_INLINE void write(C* out, int64_t stride, int64_t step = L) const {

@@ -14,22 +14,58 @@ SK_INLINE void panel_share(const Job& job, int thread, int64_t& first, int64_t& 
     last = panels * (thread + 1) / workers;
 }
 
+// One row of x_s: its column of the panel, and a row of by_slack.
+template <class C, class E>
+SK_INLINE void pack_numbers(const Job& job, const Shared<C>& shared, int64_t row, const E* x, C scale, C* slack) {
+    constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
+    const int64_t s = job.slack;
+    for (int64_t j = 0; j < s; ++j) slack[j * PW] = widen<C>(x[j]);
+    for (int64_t v = 0; job.needs_weight && v < 2 * panels_of<C>(s); ++v) {
+        C* out = shared.by_slack + (v / 2 * job.rows + row) * PW + v % 2 * L;
+        const int64_t first = slack_column<C>(job, v);
+        // A column that two vectors hold is written twice, but added once.
+        const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;
+        for (int64_t j = first; j < first + L; ++j)
+            out[j - first] = j < from || j >= s ? C(0) : widen<C>(x[j]) * scale;
+    }
+}
+
+// One row of x_s as pairs: of its own columns, and of this row and its neighbour.
+template <class E>
+SK_INLINE void pack_pairs(const Job& job, const Shared<float>& shared, int64_t row, const E* x, Pair* slack) {
+    if constexpr (std::is_same<std::remove_cv_t<E>, Bf16>::value) {
+        constexpr int PW = kPanel<float>, L = Simd<float>::kLanes;
+        const int64_t s = job.slack;
+        for (int64_t j = 0; j < s; j += 2) slack[j / 2 * PW] = pair_of(x[j], j + 1 < s ? x[j + 1] : Bf16{0});
+        for (int64_t v = 0; job.needs_weight && v < 2 * panels_of<float>(s); ++v) {
+            Pair* out = shared.by_slack + (v / 2 * packed(job.rows) + row / 2) * PW + v % 2 * L;
+            const int64_t first = slack_column<float>(job, v);
+            const int64_t from = adds_grad_weight<float>(job) || row >= kDepth ? v * L : 0;
+            for (int64_t j = first; j < first + L; ++j) {
+                const Bf16 value = j < from || j >= s ? Bf16{0} : x[j];
+                // Rows come in order, the even one of a pair first.
+                out[j - first] = row % 2 ? pair_of(Bf16{static_cast<uint16_t>(out[j - first])}, value)
+                                         : pair_of(value, Bf16{0});
+            }
+        }
+    }
+}
+
 template <class C>
 void pack_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
-    constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
+    constexpr int PW = kPanel<C>;
     const int64_t s = job.slack, dft = job.k >= 0 ? 2 * job.k + 1 : 0;
-    C* slack = shared.slack + panel * s * PW;
+    auto* slack = shared.slack + panel * packed(s) * PW;
     C* even = shared.even + panel * (job.k + 1) * PW;
     C* odd = shared.odd + panel * job.k * PW;
     C* scale = shared.scale + panel * PW;
-    const int64_t slack_panels = panels_of<C>(s);
     const C* row_scale = static_cast<const C*>(job.row_scale);
 
     for (int lane = 0; lane < PW; ++lane) {
         const int64_t row = panel * PW + lane;
         if (row >= job.rows) {
             scale[lane] = 0;
-            for (int64_t j = 0; j < s; ++j) slack[j * PW + lane] = 0;
+            for (int64_t j = 0; j < packed(s); ++j) slack[j * PW + lane] = 0;
             if (dft) {
                 for (int64_t j = 0; j <= job.k; ++j) even[j * PW + lane] = 0;
                 for (int64_t j = 0; j < job.k; ++j) odd[j * PW + lane] = 0;
@@ -48,16 +84,10 @@ void pack_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
                 }
             }
             x += dft;
-            for (int64_t j = 0; j < s; ++j) slack[j * PW + lane] = widen<C>(x[j]);
-            if (!job.needs_weight) return;
-            for (int64_t v = 0; v < 2 * slack_panels; ++v) {
-                C* out = shared.by_slack + (v / 2 * job.rows + row) * PW + v % 2 * L;
-                const int64_t first = slack_column<C>(job, v);
-                // A column that two vectors hold is written twice, but added once.
-                const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;
-                for (int64_t j = first; j < first + L; ++j)
-                    out[j - first] = j < from || j >= s ? C(0) : widen<C>(x[j]) * sc;
-            }
+            if constexpr (kDot2)
+                pack_pairs(job, shared, row, x, slack + lane);
+            else
+                pack_numbers(job, shared, row, x, sc, slack + lane);
         });
     }
 }

@@ -29,7 +29,7 @@ struct Tiles {
     const int thread;
     const int64_t panels;
     // of the current tile
-    const C* weight = nullptr;
+    const Factor<C>* weight = nullptr;
     int64_t weight_stride = 0;
     const C* cos = nullptr;
     const C* sin = nullptr;
@@ -52,6 +52,9 @@ struct Tiles {
                     const bool grad = job.needs_x || job.needs_weight || job.needs_bias;
                     PanelLoss<C>{job, local, z, count, at, panel, local.loss + panel * PW, grad}.run();
                     if (job.needs_x) back(z, count, panel);
+                    if constexpr (kDot2)
+                        if (job.needs_weight)
+                            pair_lanes(z, count, shared.scale + panel * PW, job.rows - panel * PW, rows_in_pairs(panel));
                 } else {
                     Reader<C>{job, local, z, count, at, panel, thread}.run();
                 }
@@ -106,17 +109,32 @@ struct Tiles {
             sin = static_cast<const C*>(job.sin) + tile * job.k;
         }
         weight_stride = job.weight_stride;
-        weight = static_cast<const C*>(job.weight) + at * weight_stride;
+        weight = static_cast<const Factor<C>*>(job.weight) + at * weight_stride;
         if (!copies_weight<C>(job)) return;
         weight_stride = copied_stride<C>(job);
         weight = local.weight;
+        if constexpr (kDot2) return pair_weight(static_cast<const Bf16*>(job.weight) + at * job.weight_stride, count);
         with_storage<C>(job.dtype, job.weight, [&](auto* from) {
             for (int64_t t = 0; t < count; ++t) {
                 const auto* row = from + (at + t) * job.weight_stride;
-                C* out = local.weight + t * weight_stride;
+                auto* out = local.weight + t * weight_stride;
                 for (int64_t j = 0; j < job.slack; ++j) out[j] = widen<C>(row[j]);
             }
         });
+    }
+
+    // The tile's weight in pairs of columns and in pairs of labels.
+    void pair_weight(const Bf16* from, int64_t count) {
+        const int64_t s = job.slack, stride = job.weight_stride;
+        const Bf16 zero{0};
+        for (int64_t t = 0; t < count; ++t)
+            for (int64_t j = 0; j < s; j += 2)
+                local.weight[t * weight_stride + j / 2] =
+                    pair_of(from[t * stride + j], j + 1 < s ? from[t * stride + j + 1] : zero);
+        for (int64_t t = 0; job.needs_x && t < count; t += 2)
+            for (int64_t j = 0; j < s; ++j)
+                local.weight_by_labels[t / 2 * s + j] =
+                    pair_of(from[t * stride + j], t + 1 < count ? from[(t + 1) * stride + j] : zero);
     }
 
     // out [rows][PW] = a [rows, depth] b [depth][PW]
@@ -152,13 +170,13 @@ struct Tiles {
         }
         const C* u = static_cast<const C*>(job.u);
         const C* bias = job.bias ? static_cast<const C*>(job.bias) + at : nullptr;
-        const C* xs = shared.slack + panel * job.slack * PW;
+        const auto* xs = shared.slack + panel * packed(job.slack) * PW;
         // While the first panel is done, the weight of the next tile comes nearer.
         const bool fetch = panel == 0 && !copies_weight<C>(job) && at + 2 * job.tile <= job.labels;
-        const int64_t depth = job.slack < kDepth ? job.slack : kDepth;
+        const int64_t terms = packed(job.slack), depth = terms < kDepth ? terms : kDepth;
         for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
             if (fetch) {
-                const C* next = weight + (job.tile + t) * weight_stride;
+                const auto* next = weight + (job.tile + t) * weight_stride;
                 for (int64_t j = 0; j < decltype(r)::value * weight_stride; j += kLine) __builtin_prefetch(next + j, 0, 2);
             }
             Block<C, decltype(r)::value, 2> block;
@@ -170,8 +188,8 @@ struct Tiles {
             block.add(weight + t * weight_stride, weight_stride, 1, xs, PW, depth);
             block.write(z + t * PW, PW);
         });
-        for (int64_t done = depth; done < job.slack; done += kDepth) {
-            const int64_t more = job.slack - done < kDepth ? job.slack - done : kDepth;
+        for (int64_t done = depth; done < terms; done += kDepth) {
+            const int64_t more = terms - done < kDepth ? terms - done : kDepth;
             for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
                 Block<C, decltype(r)::value, 2> block;
                 block.zero();
@@ -183,10 +201,14 @@ struct Tiles {
 
     void back(const C* g, int64_t count, int64_t panel) {
         C* gslack = local.gslack + panel * job.slack * PW;
+        if constexpr (kDot2) pair_rows(g, count, local.g_by_labels);
         for_row_blocks<kHeight>(job.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
             Block<C, decltype(r)::value, 2> block;
             block.zero();
-            block.add(weight + j, 1, weight_stride, g, PW, count);
+            if constexpr (kDot2)
+                block.add(local.weight_by_labels + j, 1, job.slack, local.g_by_labels, PW, packed(count));
+            else
+                block.add(weight + j, 1, weight_stride, g, PW, count);
             block.add_to(gslack + j * PW, PW);
         });
         if (job.k < 0) return;
@@ -208,20 +230,31 @@ struct Tiles {
             }
     }
 
+    Pair* rows_in_pairs(int64_t panel) const { return local.g_by_rows + panel * job.tile * (PW / 2); }
+
+    // dloss/dz of a panel as grad_weight multiplies it
+    SK_INLINE const Factor<C>* gradient(int64_t panel) const {
+        if constexpr (kDot2)
+            return rows_in_pairs(panel);
+        else
+            return local.z + panel * panel_stride<C>(job);
+    }
+
     // One block of grad_weight: MR labels x NV vectors of slack columns, summed over the rows of some panels.
     template <int MR, int NV>
     SK_INLINE void grad_weight_block(int64_t t, int64_t slack_panel, int64_t panel, int64_t last, C* out,
                                      int64_t stride, int64_t step, bool add) {
         Block<C, MR, NV> block;
         block.zero();
-        const C* x = shared.by_slack + slack_panel * job.rows * PW;
+        constexpr int64_t kTerms = PW / kPack;  // of a whole panel
+        const auto* x = shared.by_slack + slack_panel * packed(job.rows) * PW;
         for (; panel < last; ++panel) {
             const int64_t rows = job.rows - panel * PW;
-            const C* g = local.z + panel * panel_stride<C>(job) + t * PW;
+            const auto* g = gradient(panel) + t * kTerms;
             if (rows >= PW)
-                block.add(g, PW, 1, x + panel * PW * PW, PW, PW);
+                block.add(g, kTerms, 1, x + panel * kTerms * PW, PW, kTerms);
             else
-                block.add(g, PW, 1, x + panel * PW * PW, PW, rows);
+                block.add(g, kTerms, 1, x + panel * kTerms * PW, PW, packed(rows));
         }
         if (job.slack >= L) return add ? block.add_to(out, stride, step) : block.write(out, stride, step);
         C lanes[MR * NV * L];
@@ -306,11 +339,17 @@ void run_phase(const Job& job, Phase phase, int thread) {
 }
 
 void run(const Job& job, Phase phase, int thread) {
-    job.dtype == Dtype::f64 ? run_phase<double>(job, phase, thread) : run_phase<float>(job, phase, thread);
+    if constexpr (kDot2)
+        run_phase<float>(job, phase, thread);
+    else
+        job.dtype == Dtype::f64 ? run_phase<double>(job, phase, thread) : run_phase<float>(job, phase, thread);
 }
 
 size_t workspace_bytes(const Job& job) {
-    return job.dtype == Dtype::f64 ? workspace_bytes_for<double>(job) : workspace_bytes_for<float>(job);
+    if constexpr (kDot2)
+        return workspace_bytes_for<float>(job);
+    else
+        return job.dtype == Dtype::f64 ? workspace_bytes_for<double>(job) : workspace_bytes_for<float>(job);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ SK_INLINE V broadcast(S a) {
 }
 
 // f(i) for i = 0 ... N-1, written out
-#define SK_EACH(i, N) _Pragma("GCC unroll 16") for (int i = 0; i < N; ++i)
+#define SK_EACH(i, N) _Pragma("GCC unroll 32") for (int i = 0; i < N; ++i)
 
 template <class C>
 struct VecMath : Simd<C> {
