@@ -61,7 +61,7 @@ def ratios(records: Sequence[Any]) -> Any:
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     axes.grid(True, axis="x", color="#e3e8ec", linewidth=0.8)
     axes.grid(False, axis="y")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="upper right")  # the largest factors are at the bottom
     return figure
 
 
@@ -113,6 +113,9 @@ def roofline(records: Sequence[Any]) -> Any:
         label = f"{record.group.removeprefix('roofline, ')}: {100 * share:.0f} %"
         axes.plot(record.more["flop_per_byte"], record.more["GFLOP/s"], "o", color=colour, label=label)
     axes.set(xlabel="floating point operations per byte that must move", ylabel="GFLOP/s", xscale="log", yscale="log")
+    axes.yaxis.set_minor_formatter(lambda y, _: f"{y:g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.legend(frameon=False, fontsize=7.5, title="case: share of the attainable", title_fontsize=8, loc="lower right")
     return figure
 
