@@ -31,16 +31,16 @@ SK_INLINE void pack_numbers(const Job& job, const Shared<C>& shared, int64_t row
 }
 
 // One row of x_s as pairs: of its own columns, and of this row and its neighbour.
-template <class E>
-SK_INLINE void pack_pairs(const Job& job, const Shared<float>& shared, int64_t row, const E* x, Pair* slack) {
+template <class C, class E>
+SK_INLINE void pack_pairs(const Job& job, const Shared<C>& shared, int64_t row, const E* x, Pair* slack) {
     if constexpr (std::is_same<std::remove_cv_t<E>, Bf16>::value) {
-        constexpr int PW = kPanel<float>, L = Simd<float>::kLanes;
+        constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
         const int64_t s = job.slack;
         for (int64_t j = 0; j < s; j += 2) slack[j / 2 * PW] = pair_of(x[j], j + 1 < s ? x[j + 1] : Bf16{0});
-        for (int64_t v = 0; job.needs_weight && v < 2 * panels_of<float>(s); ++v) {
+        for (int64_t v = 0; job.needs_weight && v < 2 * panels_of<C>(s); ++v) {
             Pair* out = shared.by_slack + (v / 2 * packed(job.rows) + row / 2) * PW + v % 2 * L;
-            const int64_t first = slack_column<float>(job, v);
-            const int64_t from = adds_grad_weight<float>(job) || row >= kDepth ? v * L : 0;
+            const int64_t first = slack_column<C>(job, v);
+            const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;
             for (int64_t j = first; j < first + L; ++j) {
                 const Bf16 value = j < from || j >= s ? Bf16{0} : x[j];
                 // Rows come in order, the even one of a pair first.
