@@ -68,8 +68,10 @@ __device__ __forceinline__ void offer(Key value, int32_t first, int m, Key& list
     }
 }
 
+// Two blocks per multiprocessor, except with 16-bit operands: a selection beside tensor-core fragments needs a few
+// registers more than half of them.
 template <class K>
-__global__ void __launch_bounds__(THREADS, 2) topk_kernel(const TopkArgs<K> p) {
+__global__ void __launch_bounds__(THREADS, sizeof(typename K::Operand) == 2 ? 1 : 2) topk_kernel(const TopkArgs<K> p) {
     using Acc = typename K::Acc;
     using Key = typename OrderKey<Acc>::type;
     SK_DYNAMIC_SHARED(memory);
