@@ -10,6 +10,8 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
+from .backends import buffers
+
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # see proc(5)
@@ -45,7 +47,8 @@ def _status(field: str) -> int:
 
 
 def _give_back() -> None:
-    """Freed memory that malloc keeps would hide the next peak; glibc gives it back when asked."""
+    """Freed memory that is kept, by malloc or for the next gradient, would hide the next peak."""
+    buffers.forget()
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):

@@ -80,3 +80,10 @@ def test_small_gradients_are_left_to_the_allocator():
     small = torch.nn.Parameter(torch.randn(10, 3))
     buffers.gradient_of(small, torch.float32)
     assert id(small) not in buffers._kept
+
+
+def test_kept_memory_can_be_let_go(weight):
+    buffers.gradient_of(weight, torch.float32)
+    assert len(buffers._kept[id(weight)]) == 1
+    buffers.forget()
+    assert not buffers._kept[id(weight)]

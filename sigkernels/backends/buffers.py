@@ -54,3 +54,9 @@ def gradient_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     storage = torch.from_numpy(lease).untyped_storage()
     out = torch.empty(0, dtype=dtype)
     return out.set_(storage, memory[1] // dtype.itemsize, weight.shape, (weight.shape[1], 1))
+
+
+def forget() -> None:
+    """Lets all kept memory go; for those who measure what a step takes."""
+    for home in _kept.values():
+        home.clear()
