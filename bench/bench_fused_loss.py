@@ -12,19 +12,11 @@ import sys
 
 import pytest
 import torch
-from peers import CLOCK, QUICK, STEPS, Case, Problem, interleaved, peak_bytes, race
+from peers import CLOCK, DFT_CASES, QUICK, STEPS, Case, Problem, interleaved, peak_bytes, race
 
 pytestmark = pytest.mark.benchmark(timer=CLOCK)
 
-CASES = [
-    Case(8921, 80, 50, 16),
-    Case(8921, 80, 50, 64),
-    Case(8921, 80, 50, 256),
-    Case(8921, 80, 500, 64),
-    Case(20_000, 50, 100, 64),
-    Case(100_000, 50, 64, 64),
-    Case(1_000_000, 50, 64, 64),
-]
+CASES = DFT_CASES
 LINEAR = [Case(8921, -1, 50, 64), Case(8921, -1, 500, 64), Case(20_000, -1, 100, 256), Case(100_000, -1, 64, 64)]
 if QUICK:
     CASES, LINEAR = CASES[:2], LINEAR[:1]

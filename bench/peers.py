@@ -43,6 +43,17 @@ class Case(NamedTuple):
         return f"n={self.n} k={self.k} s={self.s} B={self.rows}"
 
 
+DFT_CASES = [
+    Case(8921, 80, 50, 16),
+    Case(8921, 80, 50, 64),
+    Case(8921, 80, 50, 256),
+    Case(8921, 80, 500, 64),
+    Case(20_000, 50, 100, 64),
+    Case(100_000, 50, 64, 64),
+    Case(1_000_000, 50, 64, 64),
+]
+
+
 class Problem:
     """Inputs of one case, our step and the steps of the peers; a step is forward and backward."""
 
