@@ -27,7 +27,7 @@ class Config(NamedTuple):
 
 
 # First entry: the choice without a tuner. The losses hold a tile's elementwise work and the products of its gradients:
-# they take fewer rows and more warps than the bare logits. Every entry compiles ahead without a spill, whatever the slack.
+# they take fewer rows and more warps than the bare logits. The fused loss compiles ahead without a spill, whatever the slack.
 _LOSSES: dict[str, tuple[Config, ...]] = {
     "16-bit": (Config(32, 64, 8, 2),),
     "float32": (Config(32, 32, 8, 2),),
