@@ -90,9 +90,27 @@ PYBIND11_MODULE(_C, m) {
         c.job.threads = threads, c.job.tile = tile, c.chunk = chunk;
         c.job.rows = rows, c.job.labels = labels, c.job.slack = slack, c.job.label_start = label_start, c.job.k = k;
     });
-    call.def("inputs", [](Call& c, uintptr_t x, int64_t x_stride, uintptr_t weight, int64_t weight_stride) {
-        c.job.x = reinterpret_cast<const void*>(x), c.job.x_stride = x_stride;
-        c.job.weight = reinterpret_cast<const void*>(weight), c.job.weight_stride = weight_stride;
+    // A call of the same shape and plan on other tensors: what Python keeps between calls is the shape.
+    call.def("with_inputs", [](const Call& c, uintptr_t x, int64_t x_stride, uintptr_t weight, int64_t weight_stride) {
+        Call made = c;
+        made.job.x = reinterpret_cast<const void*>(x), made.job.x_stride = x_stride;
+        made.job.weight = reinterpret_cast<const void*>(weight), made.job.weight_stride = weight_stride;
+        return made;
+    });
+    call.def("sparse_targets", [](Call& c, uintptr_t indices, uintptr_t offsets) {
+        // Without a single label there is nothing to read, but "sparse" must not look like "none".
+        c.job.indices = reinterpret_cast<const int64_t*>(indices ? indices : offsets);
+        c.job.offsets = reinterpret_cast<const int64_t*>(offsets);
+    });
+    // Where the loss of each row and the gradients go; 0: nobody needs it.
+    call.def("results", [](Call& c, uintptr_t row_loss, uintptr_t grad_x, uintptr_t grad_bias, uintptr_t grad_weight,
+                           int64_t grad_weight_stride, int grad_weight_dtype, bool accumulate) {
+        c.job.row_loss = reinterpret_cast<double*>(row_loss);
+        c.job.grad_x = reinterpret_cast<void*>(grad_x), c.job.needs_x = grad_x;
+        c.job.grad_bias = reinterpret_cast<void*>(grad_bias), c.job.needs_bias = grad_bias;
+        c.job.grad_weight = reinterpret_cast<void*>(grad_weight), c.job.needs_weight = grad_weight;
+        c.job.grad_weight_stride = grad_weight_stride, c.job.accumulate = accumulate;
+        c.job.grad_weight_dtype = static_cast<sk::Dtype>(grad_weight_dtype);
     });
     call.def("plan", [](Call& c, int rank, int even_rank, uintptr_t u, uintptr_t v_even, uintptr_t v_odd,
                         uintptr_t cos, uintptr_t sin) {
@@ -107,15 +125,13 @@ PYBIND11_MODULE(_C, m) {
         "top_labels", [](const Call& c) { return reinterpret_cast<uintptr_t>(c.outputs.top_labels); },
         [](Call& c, uintptr_t p) { c.outputs.top_labels = reinterpret_cast<int64_t*>(p); });
     dtype(call, "dense_dtype", &sk::Job::dense_dtype);
-    dtype(call, "grad_weight_dtype", &sk::Job::grad_weight_dtype);
 #define SK_VALUE(name) value(call, #name, &sk::Job::name)
 #define SK_POINTER(name) pointer(call, #name, &sk::Job::name)
 #define SK_LOSS(name) loss_value(call, #name, &sk::LossParams::name)
-    SK_VALUE(scale_of_all), SK_VALUE(dense_stride), SK_VALUE(dense_step), SK_VALUE(needs_x), SK_VALUE(needs_weight), SK_VALUE(needs_bias);
-    SK_VALUE(accumulate), SK_VALUE(grad_weight_stride), SK_VALUE(out_stride), SK_VALUE(keep), SK_VALUE(threshold);
+    SK_VALUE(scale_of_all), SK_VALUE(dense_stride), SK_VALUE(dense_step), SK_VALUE(out_stride), SK_VALUE(keep);
+    SK_VALUE(threshold);
     SK_POINTER(bias), SK_POINTER(label_weight), SK_POINTER(pos_weight), SK_POINTER(row_scale);
-    SK_POINTER(indices), SK_POINTER(offsets), SK_POINTER(dense), SK_POINTER(row_loss), SK_POINTER(grad_x);
-    SK_POINTER(grad_weight), SK_POINTER(grad_bias), SK_POINTER(out);
+    SK_POINTER(dense), SK_POINTER(out);
     SK_LOSS(label_smoothing), SK_LOSS(gamma_pos), SK_LOSS(gamma_neg), SK_LOSS(alpha_pos), SK_LOSS(alpha_neg);
     SK_LOSS(clip), SK_LOSS(eps), SK_LOSS(detach_focus);
 #undef SK_VALUE
@@ -152,19 +168,19 @@ PYBIND11_MODULE(_C, m) {
 
     m.def(
         "run",
-        [](const Call& c, const std::string& isa) {
-            const sk::Kernels& kernels = sk::kernels_for(isa, c.job);
+        [](const Call& c) {
+            const sk::Kernels& kernels = sk::kernels_for(sk::forced_isa(), c.job);
             py::gil_scoped_release release;
             sk::run_job(kernels, c.job, c.chunk, c.outputs);
             double total = 0;
             for (int64_t row = 0; c.job.row_loss && row < c.job.rows; ++row) total += c.job.row_loss[row];
             return total;
         },
-        py::arg("call"), py::arg("isa") = "", "Runs the call; returns the sum of the rows' losses, 0 without a loss.");
+        py::arg("call"), "Runs the call; returns the sum of the rows' losses, 0 without a loss.");
     m.def(
         "predict",
-        [](const Call& c, const std::string& isa) {
-            const sk::Kernels& kernels = sk::kernels_for(isa, c.job);
+        [](const Call& c) {
+            const sk::Kernels& kernels = sk::kernels_for(sk::forced_isa(), c.job);
             auto found = std::make_unique<sk::Found>();
             sk::Outputs outputs = c.outputs;
             outputs.found = found.get();
@@ -174,11 +190,8 @@ PYBIND11_MODULE(_C, m) {
             }
             return found;
         },
-        py::arg("call"), py::arg("isa") = "");
-    m.def("isa", [](const std::string& name) {
-        const sk::Isa& isa = sk::choose_isa(name);
-        return py::make_tuple(isa.name, isa.kernels->vector_bytes);
-    }, "(name, bytes of a vector) of the instruction set that a call with this name would use.");
+        py::arg("call"));
+    m.def("isa", [] { return sk::choose_isa(sk::forced_isa()).name; }, "The instruction set that a call uses now.");
     sk::bind_lml(m);
     m.def("build_info", &build_info, "Compiler, flags, instruction sets, OpenMP and CUDA of this build.");
 }

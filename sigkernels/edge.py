@@ -92,17 +92,14 @@ def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     if x.ndim < 1 or x.shape[-1] != width:
         parts = f"2k+1+s = {layer.dft_columns} + {layer.weight.shape[1]} = {width}" if layer.k >= 0 else str(width)
         raise ValueError(f"the last dimension of x must be {parts}, got shape {tuple(x.shape)}")
-    weight, bias = layer.weight, layer.bias
-    for name, tensor in ((weight_name, weight), ("x", x), ("bias", bias)):
-        if tensor is None:
-            continue
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
-        if tensor.device != x.device:
-            raise ValueError(f"{name} is on {tensor.device} and x on {x.device}; move both to one device")
+    weight, bias, device = layer.weight, layer.bias, x.device
+    _check_numbers("x", x, device)
+    _check_numbers(weight_name, weight, device)
+    if bias is not None:
+        _check_numbers("bias", bias, device)
     rows = x
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(x.device.type)
+    if torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device.type)
         rows, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         layer = layer._replace(weight=weight, bias=bias)
     if weight.dtype != rows.dtype or (bias is not None and bias.dtype != rows.dtype):
@@ -111,6 +108,13 @@ def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     if x.ndim != 2:
         rows = rows.unsqueeze(0).flatten(0, -2)  # keeps the batch size symbolic under torch.export
     return rows, layer
+
+
+def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device} and x on {device}; move both to one device")
 
 
 def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:

@@ -197,7 +197,6 @@ def test_plans_are_cached_and_bounded(monkeypatch):
 
 
 def test_a_plan_for_a_million_labels_is_small():
-    layer = Layer(torch.empty(1_000_000, 0), None, 1_000_000, 80)
-    prepared = cpu._prepare(layer, 1_000_000, 192, 2, torch.float32)
+    prepared = cpu._prepare(1_000_000, 80, 0, 1_000_000, 192, 2, torch.float32)
     assert prepared.nbytes < 8 * 2**20
     assert prepared.rank < 20

@@ -69,6 +69,11 @@ const std::vector<Isa>& isas() {
     return all;
 }
 
+std::string forced_isa() {
+    const char* name = std::getenv("SIGKERNELS_ISA");
+    return name ? name : "";
+}
+
 const Isa& choose_isa(const std::string& name) {
     std::string usable;
     for (const Isa& isa : isas()) {

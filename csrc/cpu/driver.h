@@ -18,6 +18,9 @@ struct Isa {
 };
 const std::vector<Isa>& isas();
 
+// What the environment variable SIGKERNELS_ISA says now, or "".
+std::string forced_isa();
+
 // The instruction set named `name`, or the best usable one for "".  Throws std::invalid_argument with the remedy.
 const Isa& choose_isa(const std::string& name);
 
@@ -46,6 +49,5 @@ struct Outputs {
     Found* found = nullptr;
 };
 void run_job(const Kernels& kernels, Job job, int64_t chunk, const Outputs& outputs);
-
 
 }  // namespace sk

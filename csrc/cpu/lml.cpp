@@ -88,12 +88,12 @@ void bind_lml(py::module_& m) {
     m.def(
         "lml",
         [](int step, int dtype, int64_t rows, int64_t n, int64_t k, uintptr_t z, uintptr_t grad, uintptr_t out,
-           uintptr_t nu, uintptr_t slope, uintptr_t total, const std::string& isa, int threads) {
+           uintptr_t nu, uintptr_t slope, uintptr_t total, int threads) {
             LmlJob job;
             job.step = static_cast<LmlStep>(step);
             job.n = n, job.k = k;
             job.nu = pointer<double>(nu), job.slope = pointer<double>(slope), job.total = pointer<double>(total);
-            const LmlKernels& kernels = kernels_for(isa);
+            const LmlKernels& kernels = kernels_for(forced_isa());
             py::gil_scoped_release release;
             const int workers = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(threads, rows)));
             const Rows all{job, kernels, static_cast<Dtype>(dtype), rows, pointer<char>(z), pointer<char>(grad),
@@ -103,8 +103,7 @@ void bind_lml(py::module_& m) {
                 const_cast<Rows*>(&all));
         },
         py::kw_only(), py::arg("step"), py::arg("dtype"), py::arg("rows"), py::arg("n"), py::arg("k") = 0, py::arg("z"),
-        py::arg("grad") = 0, py::arg("out") = 0, py::arg("nu"), py::arg("slope"), py::arg("total") = 0, py::arg("isa"),
-        py::arg("threads"),
+        py::arg("grad") = 0, py::arg("out") = 0, py::arg("nu"), py::arg("slope"), py::arg("total") = 0, py::arg("threads"),
         "One step of the LML projection on contiguous rows, given by address; see csrc/cpu/lml.h.");
 }
 

@@ -81,7 +81,8 @@ def select(x: Tensor, loss: Any = None) -> str:
             raise RuntimeError(f"backend '{forced}' was asked for, but {reason}")
         return forced
     for name in _AUTO.get(x.device.type, ()):
-        if by_name(name).available() is None and _why_not(name, x, loss) is None:
+        module = by_name(name)
+        if module.available() is None and (loss is None or module.supports(loss) is None):
             return name
     return "torch"
 

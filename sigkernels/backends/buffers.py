@@ -1,12 +1,13 @@
 """Memory of weight gradients that is used again.
 
 A fresh ``[m, s]`` array costs a page fault every 4 KiB, which for many labels is more time than the arithmetic. So the
-memory of a dropped gradient (``zero_grad()``) is kept for the next gradient of the same weight, and is let go with that
-weight: at most what ``zero_grad(set_to_none=False)`` would hold.
+memory of a gradient outlives it: once it was dropped (``zero_grad()``) the next gradient of the same weight takes it,
+and it is let go with that weight: at most what ``zero_grad(set_to_none=False)`` would hold.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 
@@ -17,19 +18,19 @@ from torch import Tensor
 _WORTHWHILE = 2**20  # bytes: less than this the allocator itself keeps
 _LINE = 64  # bytes of a cache line, on which gradients start
 
-_Memory = tuple[np.ndarray, int]  # bytes, and which of them is the first on a cache line
-_kept: dict[int, deque[_Memory]] = {}  # id of a weight → memory that no tensor uses
+_kept: dict[int, deque[np.ndarray]] = {}  # id of a weight → the memory of its last gradient
 
 
-class _Lease(np.ndarray):
-    """Bytes that go home when the last tensor on them is gone."""
+def _pop(home: deque[np.ndarray]) -> tuple[np.ndarray | None, int]:
+    """The kept memory, out of the reach of other threads, and how many references there are: each tensor on it is one."""
+    try:
+        memory = home.pop()
+    except IndexError:
+        return None, 0
+    return memory, sys.getrefcount(memory)
 
-    home: deque[_Memory] | None = None
-    memory: _Memory
 
-    def __del__(self) -> None:
-        if self.home is not None:
-            self.home.append(self.memory)
+_UNUSED = _pop(deque([np.empty(0, np.uint8)]))[1]  # references to memory that no tensor uses: up to the interpreter
 
 
 def gradient_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -41,19 +42,15 @@ def gradient_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if home is None:
         home = _kept[id(weight)] = deque(maxlen=1)
         weakref.finalize(weight, _kept.pop, id(weight), None).atexit = False
-    try:
-        memory = home.pop()
-    except IndexError:  # all of it is in use
-        memory = None
-    if memory is None or memory[0].nbytes != size + _LINE:
+    memory, references = _pop(home)
+    if memory is None or references != _UNUSED or memory.nbytes != size:
         fresh = np.empty(size + _LINE, np.uint8)
-        memory = fresh, -fresh.ctypes.data % _LINE
-    lease = memory[0].view(_Lease)
-    lease.home, lease.memory = home, memory
-    # Not a view of another tensor: what autograd keeps as .grad may be detached and saved like any other.
-    storage = torch.from_numpy(lease).untyped_storage()
-    out = torch.empty(0, dtype=dtype)
-    return out.set_(storage, memory[1] // dtype.itemsize, weight.shape, (weight.shape[1], 1))
+        start = -fresh.ctypes.data % _LINE
+        memory = fresh[start : start + size]
+    # In place of a view: what autograd keeps as .grad may be detached and saved like any other tensor.
+    gradient = torch.frombuffer(memory, dtype=dtype).resize_(weight.shape)
+    home.append(memory)
+    return gradient
 
 
 def forget() -> None:

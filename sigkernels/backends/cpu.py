@@ -7,7 +7,6 @@ explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -62,7 +61,7 @@ def supports(loss: Loss) -> str | None:
 
 def isa() -> str:
     """The instruction set that calls use now."""
-    return _C.isa(os.environ.get("SIGKERNELS_ISA", ""))[0]
+    return _C.isa()
 
 
 def fused_loss(
@@ -76,7 +75,6 @@ def fused_loss(
 ) -> LossResult:
     needs_x, needs_weight, needs_bias = needs
     real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
-    call = _Call(x, layer, _LOSS)
     new = torch.empty if batch and labels else torch.zeros
     rows = new(batch, dtype=torch.float64)
     grad_x = new(x.shape, dtype=real) if needs_x else None
@@ -86,23 +84,14 @@ def fused_loss(
     grad_weight, fresh = _weight_gradient(x, layer, grad_weight_into) if needs_weight else (None, False)
     total = 0.0
     if batch and labels:
-        c = call.c
-        _set_targets(call, targets, layer)
-        _set_loss(call, loss, layer, real)
+        call = _Call(x, layer, _LOSS)
+        call.set_targets(targets)
+        call.set_loss(loss, layer, real)
         if isinstance(row_scale, Tensor):
-            c.row_scale = call.keep(row_scale.to(real).contiguous())
+            call.c.row_scale = call.keep(row_scale.to(real).contiguous())
         else:
-            c.scale_of_all = row_scale
-        c.row_loss = rows.data_ptr()
-        c.needs_x, c.needs_weight, c.needs_bias = needs
-        if grad_x is not None:
-            c.grad_x = grad_x.data_ptr()
-        if grad_bias is not None:
-            c.grad_bias = grad_bias.data_ptr()
-        if grad_weight is not None:
-            c.grad_weight, c.grad_weight_stride = grad_weight.data_ptr(), grad_weight.stride(0)
-            c.grad_weight_dtype = _DTYPES[grad_weight.dtype]
-            c.accumulate = not fresh
+            call.c.scale_of_all = row_scale
+        call.set_results(rows, grad_x, grad_bias, grad_weight, fresh)
         total = call.run()
     elif fresh and grad_weight is not None:
         grad_weight.zero_()
@@ -159,7 +148,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
         return LabelSets._trusted(torch.empty(0, dtype=torch.int64), offsets, layer.num_labels)
     call = _Call(x, layer, _PREDICT)
     call.c.threshold = threshold
-    found = _C.predict(call.c, call.isa)
+    found = _C.predict(call.c)
     indices = torch.empty(found.total, dtype=torch.int64)
     found.write(batch, offsets.data_ptr(), indices.data_ptr())
     return LabelSets._trusted(indices, offsets, layer.num_labels)
@@ -169,39 +158,105 @@ class _Call:
     """A ``_C.Call`` with the input and the layer filled in, and whatever it points to kept alive."""
 
     def __init__(self, x: Tensor, layer: Layer, consumer: int, rows_at_once: bool = False) -> None:
-        self.c = c = _C.Call()
-        self.kept: list[Any] = []
-        self.isa = os.environ.get("SIGKERNELS_ISA", "")
-        real = accumulate_dtype(x.dtype)
-        batch, labels, slack = x.shape[0], layer.num_rows, layer.weight.shape[1]
         x, weight = _unit_stride(x), _unit_stride(layer.weight)
-        threads = min(torch.get_num_threads(), -(-labels // _SHARE_UNIT) or 1)
-        if batch * labels * (slack + 16) < _SMALL:
-            threads = 1
-        chunk = max(batch, 1) if rows_at_once else _CHUNK
-        tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
-        c.shape(consumer, _DTYPES[x.dtype], threads, tile, chunk, batch, labels, slack, layer.label_start, layer.k)
-        c.inputs(self.keep(x), x.stride(0), self.keep(weight), weight.stride(0))
+        shape, plan = _shape(x.dtype, x.shape[0], *weight.shape, *layer[2:], consumer, rows_at_once)
+        self.kept: list[Any] = [x, weight, plan]
+        self.c = shape.with_inputs(x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0))
         if layer.bias is not None:
-            c.bias = self.keep(layer.bias.to(real).contiguous())
-        if layer.k >= 0:
-            made = _prepare(layer, labels, tile, threads, real)
-            c.plan(made.rank, made.even_rank, *made.pointers)
-            self.kept.append(made)
+            self.c.bias = self.keep(layer.bias.to(accumulate_dtype(x.dtype)).contiguous())
 
     def keep(self, tensor: Tensor) -> int:
         """The address of a tensor that lives as long as this call."""
         self.kept.append(tensor)
         return tensor.data_ptr()
 
+    def set_targets(self, targets: LabelSets | Tensor) -> None:
+        if isinstance(targets, LabelSets):
+            self.c.sparse_targets(self.keep(targets.indices.contiguous()), self.keep(targets.offsets.contiguous()))
+            return
+        if targets.dtype not in _DTYPES:
+            targets = targets.to(torch.float32)
+        self.c.dense, self.c.dense_dtype = self.keep(targets), _DTYPES[targets.dtype]
+        self.c.dense_stride, self.c.dense_step = targets.stride()
+
+    def set_loss(self, loss: Any, layer: Layer, real: torch.dtype) -> None:
+        c, kind = self.c, _KINDS[type(loss).__name__]
+        c.loss_kind = kind
+        if kind == 0:
+            c.label_smoothing = loss.label_smoothing
+        elif kind == 1:
+            c.gamma_pos = c.gamma_neg = loss.gamma
+            c.alpha_pos, c.alpha_neg = (1.0, 1.0) if loss.alpha is None else (loss.alpha, 1 - loss.alpha)
+        else:
+            c.gamma_pos, c.gamma_neg, c.clip, c.eps = loss.gamma_pos, loss.gamma_neg, loss.clip, loss.eps
+            c.detach_focus = int(loss.detach_focus)
+        here = slice(layer.label_start, layer.label_start + layer.num_rows)
+        if loss.weight is not None:
+            c.label_weight = self.keep(loss.weight[here].to(real).contiguous())
+        if loss.pos_weight is not None:
+            c.pos_weight = self.keep(loss.pos_weight[here].to(real).contiguous())
+
+    def set_results(
+        self, rows: Tensor, grad_x: Tensor | None, grad_bias: Tensor | None, grad_weight: Tensor | None, fresh: bool
+    ) -> None:
+        """Where the loss of each row and the gradients go; gradients that are not ``fresh`` are added to."""
+        self.c.results(
+            self.keep(rows),
+            0 if grad_x is None else self.keep(grad_x),
+            0 if grad_bias is None else self.keep(grad_bias),
+            0 if grad_weight is None else self.keep(grad_weight),
+            0 if grad_weight is None else grad_weight.stride(0),
+            0 if grad_weight is None else _DTYPES[grad_weight.dtype],
+            grad_weight is not None and not fresh,
+        )
+
     def run(self) -> float:
         """The sum of the rows' losses; 0 for calls that have none."""
-        return _C.run(self.c, self.isa)
+        return _C.run(self.c)
 
 
 def _unit_stride(a: Tensor) -> Tensor:
     """The same matrix with its rows contiguous; a copy only where they are not."""
     return a if a.stride(1) == 1 or a.shape[1] <= 1 else a.contiguous()
+
+
+# Calls without tensors, by shape: training repeats one shape, and filling one in takes longer than a small layer.
+_shapes: dict[tuple[Any, ...], tuple[Any, _Prepared | None]] = {}
+_MOST_SHAPES = 256
+
+
+def _shape(
+    dtype: torch.dtype,
+    batch: int,
+    labels: int,
+    slack: int,
+    num_labels: int,
+    k: int,
+    label_start: int,
+    consumer: int,
+    rows_at_once: bool,
+) -> tuple[Any, _Prepared | None]:
+    """(a ``_C.Call`` without tensors, the plan that it points to); cached."""
+    key = (dtype, batch, labels, slack, num_labels, k, label_start, consumer, rows_at_once, torch.get_num_threads())
+    found = _shapes.get(key)
+    if found is not None:
+        return found
+    real = accumulate_dtype(dtype)
+    threads = min(torch.get_num_threads(), -(-labels // _SHARE_UNIT) or 1)
+    if batch * labels * (slack + 16) < _SMALL:
+        threads = 1
+    chunk = max(batch, 1) if rows_at_once else _CHUNK
+    tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
+    made = None
+    call = _C.Call()
+    call.shape(consumer, _DTYPES[dtype], threads, tile, chunk, batch, labels, slack, label_start, k)
+    if k >= 0:
+        made = _prepare(num_labels, k, label_start, labels, tile, threads, real)
+        call.plan(made.rank, made.even_rank, *made.pointers)
+    if len(_shapes) >= _MOST_SHAPES:
+        _shapes.clear()
+    _shapes[key] = call, made
+    return call, made
 
 
 def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> int:
@@ -211,37 +266,6 @@ def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> in
     share = max(-(-labels // (threads * _SHARE_UNIT)), 1) * _SHARE_UNIT
     tiles = -(-share // tile)
     return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
-
-
-def _set_targets(call: _Call, targets: LabelSets | Tensor, layer: Layer) -> None:
-    c = call.c
-    if isinstance(targets, LabelSets):
-        c.indices, c.offsets = call.keep(targets.indices.contiguous()), call.keep(targets.offsets.contiguous())
-        if not targets.indices.numel():
-            c.indices = c.offsets  # never read, but "sparse" must not look like "none"
-        return
-    if targets.dtype not in _DTYPES:
-        targets = targets.to(torch.float32)
-    c.dense, c.dense_dtype = call.keep(targets), _DTYPES[targets.dtype]
-    c.dense_stride, c.dense_step = targets.stride()
-
-
-def _set_loss(call: _Call, loss: Any, layer: Layer, real: torch.dtype) -> None:
-    c, kind = call.c, _KINDS[type(loss).__name__]
-    c.loss_kind = kind
-    if kind == 0:
-        c.label_smoothing = loss.label_smoothing
-    elif kind == 1:
-        c.gamma_pos = c.gamma_neg = loss.gamma
-        c.alpha_pos, c.alpha_neg = (1.0, 1.0) if loss.alpha is None else (loss.alpha, 1 - loss.alpha)
-    else:
-        c.gamma_pos, c.gamma_neg, c.clip, c.eps = loss.gamma_pos, loss.gamma_neg, loss.clip, loss.eps
-        c.detach_focus = int(loss.detach_focus)
-    here = slice(layer.label_start, layer.label_start + layer.num_rows)
-    if loss.weight is not None:
-        c.label_weight = call.keep(loss.weight[here].to(real).contiguous())
-    if loss.pos_weight is not None:
-        c.pos_weight = call.keep(loss.pos_weight[here].to(real).contiguous())
 
 
 def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None, rows_at_once: bool = False) -> tuple[Tensor, bool]:
@@ -276,26 +300,29 @@ _cache: OrderedDict[tuple[Any, ...], _Prepared] = OrderedDict()
 _lock = threading.Lock()
 
 
-def _prepare(layer: Layer, labels: int, tile: int, threads: int, real: torch.dtype) -> _Prepared:
+def _prepare(
+    num_labels: int, k: int, label_start: int, labels: int, tile: int, threads: int, real: torch.dtype
+) -> _Prepared:
     """Cached; the least recently used go when the cache passes 64 MiB."""
-    key = (layer.num_labels, layer.k, layer.label_start, labels, tile, threads, real)
+    key = (num_labels, k, label_start, labels, tile, threads, real)
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
             return _cache[key]
     double = real == torch.float64
-    made = plan(layer.num_labels, layer.k, tile, 1e-16 if double else 2e-8)
+    made = plan(num_labels, k, tile, 1e-16 if double else 2e-8)
     starts = _tile_starts(labels, tile, threads)
-    cos, sin = made.rotations(layer.label_start + starts + tile // 2)
+    cos, sin = made.rotations(label_start + starts + tile // 2)
     even = made.even_rank
     dtype = np.float64 if double else np.float32
-    parts = (made.u, made.v[:even, np.r_[0, 1 : 2 * layer.k + 1 : 2]], made.v[even:, 2::2], cos, sin)
+    parts = (made.u, made.v[:even, np.r_[0, 1 : 2 * k + 1 : 2]], made.v[even:, 2::2], cos, sin)
     arrays = tuple(np.ascontiguousarray(a, dtype=dtype) for a in parts)
     prepared = _Prepared(arrays, tuple(a.ctypes.data for a in arrays), made.rank, even)
     with _lock:
         _cache[key] = prepared
         while len(_cache) > 1 and sum(p.nbytes for p in _cache.values()) > _CACHE_BYTES:
             _cache.popitem(last=False)
+            _shapes.clear()  # they hold what the cache lets go
     return prepared
 
 

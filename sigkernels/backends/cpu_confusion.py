@@ -8,8 +8,7 @@ from torch import Tensor
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ConfusionLoss, SigmoidF1
-from .cpu import _DTYPES as DTYPES
-from .cpu import _LOSS, _Call, _set_targets, _weight_gradient
+from .cpu import _LOSS, _Call, _weight_gradient
 from .interface import accumulate_dtype, gradient_dtype
 from .torch_confusion import ConfusionResult, _like_setting
 
@@ -64,22 +63,15 @@ def _sweep(
         if grad_weight is not None:
             grad_weight.zero_()
     else:
-        _set_targets(call, targets, layer)
+        call.set_targets(targets)
         _set_confusion(call, loss, layer, real)
         c.loss_kind, c.scale = _CONFUSION, scale
         if slopes is not None:
             c.slopes_known, (c.on_y, c.on_all) = True, slopes
         c.sums = sums.data_ptr()
         c.row_scale = call.keep(torch.ones(batch, dtype=real))
-        c.row_loss = call.keep(torch.empty(batch, dtype=torch.float64))
-        c.needs_x, c.needs_weight, c.needs_bias = needs[:3]
-        if grad_x is not None:
-            c.grad_x = grad_x.data_ptr()
-        if grad_bias is not None:
-            c.grad_bias = grad_bias.data_ptr()
-        if grad_weight is not None:
-            c.grad_weight, c.grad_weight_stride = grad_weight.data_ptr(), grad_weight.stride(0)
-            c.grad_weight_dtype, c.accumulate = DTYPES[grad_weight.dtype], not fresh
+        rows = torch.empty(batch, dtype=torch.float64)
+        call.set_results(rows, grad_x, grad_bias, grad_weight, fresh)
         if needs[3]:
             c.grad_beta = grad_beta.data_ptr()
         if needs[4]:

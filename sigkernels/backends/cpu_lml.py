@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -54,7 +53,6 @@ def _run(step: int, z: Tensor, root: Root, **arguments: Any) -> None:
         z=z.data_ptr(),
         nu=root.nu.data_ptr(),
         slope=root.slope.data_ptr(),
-        isa=os.environ.get("SIGKERNELS_ISA", ""),
         threads=torch.get_num_threads(),
         **arguments,
     )

@@ -61,7 +61,7 @@ def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dt
         return rows.to(dtype)
     count = rows.shape[0] * num_labels if reduction == "mean" else 1
     if result.total is not None and count:
-        return torch.full((), result.total / count, dtype=dtype)
+        return torch.scalar_tensor(result.total / count, dtype=dtype)
     return (rows.sum() / count).to(dtype)
 
 
