@@ -118,7 +118,7 @@ struct Share {
     int64_t lo, hi, first_tile;
 };
 
-constexpr int64_t kShareUnit = 12;  // labels: a multiple of every micro-kernel's height
+constexpr int64_t kShareUnit = 24;  // labels: a multiple of every micro-kernel's height
 
 inline int64_t share_start(int64_t labels, int threads, int thread) {
     if (thread >= threads) return labels;

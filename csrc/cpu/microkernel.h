@@ -10,8 +10,10 @@
 namespace sk {
 namespace {
 
-// Height of a block of two vectors: as many accumulators as the registers hold beside two of b and one broadcast.
-constexpr int kHeight = SK_REGISTERS >= 32 ? 12 : 6;
+// Height of a block of two vectors: with 16 registers as many accumulators as they hold beside two of b and one
+// broadcast.  With 32 registers 16 accumulators are enough to keep the multipliers busy, and above ten rows the addresses
+// of the rows no longer fit into the general registers, which costs more than the loads that a taller block saves.
+constexpr int kHeight = SK_REGISTERS >= 32 ? 8 : 6;
 
 template <class C>
 constexpr int kPanel = 2 * Simd<C>::kLanes;  // lanes of a panel: two vectors

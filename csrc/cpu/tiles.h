@@ -21,7 +21,9 @@ struct Tiles {
     using V = typename Simd<C>::V;
     static constexpr int L = Simd<C>::kLanes, PW = kPanel<C>;
     static constexpr int64_t kLine = 64 / sizeof(C);    // elements of a cache line
-    static constexpr int64_t kAhead = 16384 / sizeof(C);  // how far ahead gradient rows are fetched for writing
+    // grad_weight is made for so many labels at a time, over all slack columns: a panel of the packed x_s comes from the
+    // second-level cache and serves them all.
+    static constexpr int64_t kGroup = 48;
 
     const Job& job;
     const Shared<C> shared;
@@ -159,6 +161,19 @@ struct Tiles {
             }
     }
 
+    // `depth` columns from `first` of the labels of a block, times x_s.  With `fetch` the same part of the next tile comes
+    // nearer, one line of each label at a time: many at once would fill the buffers of the cache, and the block would wait.
+    template <class B, class R>
+    SK_INLINE void add_weight(B& block, R, int64_t t, int64_t first, const Factor<C>* xs, int64_t depth, bool fetch) {
+        const auto* from = weight + t * weight_stride + first;
+        if (!fetch) return block.add(from, weight_stride, 1, xs, PW, depth);
+        const auto* next = from + job.tile * weight_stride;
+        for (int64_t j = 0; j < depth; j += kLine) {
+            SK_EACH(i, R::value) __builtin_prefetch(next + i * weight_stride + j, 0, 2);
+            block.add(from + j, weight_stride, 1, xs + j * PW, PW, depth - j < kLine ? depth - j : kLine);
+        }
+    }
+
     void forward(C* z, int64_t at, int64_t count, int64_t panel) {
         if (job.k >= 0) {
             rotate(panel);
@@ -175,17 +190,13 @@ struct Tiles {
         const bool fetch = panel == 0 && !copies_weight<C>(job) && at + 2 * job.tile <= job.labels;
         const int64_t terms = packed(job.slack), depth = terms < kDepth ? terms : kDepth;
         for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
-            if (fetch) {
-                const auto* next = weight + (job.tile + t) * weight_stride;
-                for (int64_t j = 0; j < decltype(r)::value * weight_stride; j += kLine) __builtin_prefetch(next + j, 0, 2);
-            }
             Block<C, decltype(r)::value, 2> block;
             if (bias)
                 block.start_at(bias + t);
             else
                 block.zero();
             block.add(u + t * job.rank, job.rank, 1, local.coef, PW, job.rank);
-            block.add(weight + t * weight_stride, weight_stride, 1, xs, PW, depth);
+            add_weight(block, r, t, 0, xs, depth, fetch);
             block.write(z + t * PW, PW);
         });
         for (int64_t done = depth; done < terms; done += kDepth) {
@@ -193,7 +204,7 @@ struct Tiles {
             for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
                 Block<C, decltype(r)::value, 2> block;
                 block.zero();
-                block.add(weight + t * weight_stride + done, weight_stride, 1, xs + done * PW, PW, more);
+                add_weight(block, r, t, done, xs + done * PW, more, fetch);
                 block.add_to(z + t * PW, PW);
             });
         }
@@ -246,6 +257,10 @@ struct Tiles {
                                      int64_t stride, int64_t step, bool add) {
         Block<C, MR, NV> block;
         block.zero();
+        // What is written next: the next columns of these labels, or the first of the next labels
+        const bool last_columns = (slack_panel + 1) * PW >= job.slack;
+        const C* next = out + (last_columns ? kGroup * stride - slack_panel * PW : NV * L);
+        SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
         constexpr int64_t kTerms = PW / kPack;  // of a whole panel
         const auto* x = shared.by_slack + slack_panel * packed(job.rows) * PW;
         for (; panel < last; ++panel) {
@@ -285,14 +300,9 @@ struct Tiles {
         const bool narrow = narrows_grad_weight<C>(job), add = adds_grad_weight<C>(job);
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
         const int64_t stride = narrow ? copied_stride<C>(job) : job.grad_weight_stride;
-        // A few labels at a time over all slack columns: their gradient rows are written from start to end, which the
-        // hardware prefetcher follows; the packed x_s comes from the second-level cache.
-        constexpr int64_t kGroup = 2 * kHeight;
         for (int64_t group = 0; group < count; group += kGroup) {
             const int64_t rows = count - group < kGroup ? count - group : kGroup;
             C* to = out + group * stride;
-            for (int64_t i = rows; i < 2 * kGroup && group + i < count && i * stride < kAhead; ++i)
-                for (int64_t j = 0; j < job.slack; j += kLine) __builtin_prefetch(to + i * stride + j, 1, 2);
             for (int64_t panel = 0; panel < panels; panel += kDepth / PW) {
                 const int64_t last = panel + kDepth / PW < panels ? panel + kDepth / PW : panels;
                 grad_weight_group(group, rows, panel, last, to, stride, add || panel);

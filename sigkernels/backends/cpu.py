@@ -38,7 +38,7 @@ _LOSS, _LOGITS, _TOPK, _PREDICT = range(4)
 _KINDS = {"BCE": 0, "Focal": 1, "Asymmetric": 2}
 
 _CHUNK = 256  # rows that a tile holds at a time
-_SHARE_UNIT = 12  # labels: threads split the labels in these units (kShareUnit in csrc/cpu/job.h)
+_SHARE_UNIT = 24  # labels: threads split the labels in these units (kShareUnit in csrc/cpu/job.h)
 _TILE_BYTES = 256 * 1024  # of weight and logits that a tile keeps in the second-level cache
 _SMALL = 200_000  # multiplications below which a second thread costs more than it brings
 _CACHE_BYTES = 64 * 2**20
