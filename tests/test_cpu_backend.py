@@ -98,6 +98,20 @@ def test_loss_and_gradients(isa, dtype, shape):
     assert got.grad_x.dtype == expected and got.grad_weight.dtype == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_every_number_of_slack_columns(isa, dtype):
+    """The last vector of columns may be whole, half, or overlap the one before it; rows may take several panels."""
+    for s in [*range(1, 36), 48, 50, 57, 64, 65]:
+        x, layer, sets = make(26, 3, s, 140 if s % 5 == 0 else 3, dtype, bias=False, seed=s)
+        want = truth(x, layer, sets, sk.BCE(), torch.ones(len(x)))[2]
+        into = torch.full_like(layer.weight, 0.25)
+        got = cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (False, True, False)).grad_weight
+        cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (False, True, False), into)
+        limit = {torch.float64: 4e-15, torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+        assert error(got, want) < limit, s
+        assert error(into.double() - 0.25, want) < 2 * limit, s
+
+
 def losses(n):
     torch.manual_seed(5)
     weights = {"weight": torch.rand(n) + 0.5, "pos_weight": torch.rand(n) * 3}

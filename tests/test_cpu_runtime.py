@@ -185,15 +185,17 @@ def test_build_info_says_what_was_built():
 def test_plans_are_cached_and_bounded(monkeypatch):
     monkeypatch.setattr(cpu, "_CACHE_BYTES", 200_000)
     cpu._cache.clear()
-    x, sets = torch.randn(2, 41), LabelSets.from_lists([[], []], 9000)
+    cpu._shapes.clear()
+    x = torch.randn(2, 41)
     for n in range(3000, 3030):
         cpu.logits(x, Layer(torch.empty(n, 0), None, n, 20))
         assert len(cpu._cache) == 1 or sum(p.nbytes for p in cpu._cache.values()) <= 200_000
+        held = {id(plan): plan.nbytes for _, plan in cpu._shapes.values() if plan is not None}
+        assert len(held) == 1 or sum(held.values()) <= 200_000
     size = len(cpu._cache)
     for _ in range(3):
         cpu.logits(x, Layer(torch.empty(3029, 0), None, 3029, 20))
     assert 1 <= len(cpu._cache) == size
-    del sets
 
 
 def test_a_plan_for_a_million_labels_is_small():

@@ -49,13 +49,26 @@ SK_INLINE bool narrows_grad_weight(const Job& job) {
     return job.needs_weight && job.grad_weight_dtype != (sizeof(C) == 8 ? Dtype::f64 : Dtype::f32);
 }
 
-// The first slack column of a vector of by_slack: the last vector ends with the last column and may overlap the one
-// before it, so that gradients are written in whole vectors.
+// Vectors of by_slack
+template <class C>
+SK_INLINE int64_t slack_vectors(const Job& job) {
+    return (job.slack + Simd<C>::kLanes - 1) / Simd<C>::kLanes;
+}
+
+// The last vector of by_slack needs no more than half of its lanes, and the processor has such vectors.
+template <class C>
+SK_INLINE bool half_tail(const Job& job) {
+    constexpr int64_t L = Simd<C>::kLanes;
+    return SK_VEC_BYTES > 16 && !kDot2 && job.slack > L && job.slack % L && job.slack % L <= L / 2;
+}
+
+// The first slack column of a vector of by_slack: the last one ends with the last column and may overlap the one before
+// it, so that gradients are written in whole vectors.
 template <class C>
 SK_INLINE int64_t slack_column(const Job& job, int64_t vector) {
     constexpr int64_t L = Simd<C>::kLanes;
-    const int64_t last = job.slack > L ? job.slack - L : 0;
-    return vector * L < last ? vector * L : last;
+    if (job.slack <= L || vector + 1 < slack_vectors<C>(job)) return vector * L;
+    return job.slack - (half_tail<C>(job) ? L / 2 : L);
 }
 
 // The gradient is added to what is there already, by the kernel itself.

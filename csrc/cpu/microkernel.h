@@ -18,10 +18,9 @@ constexpr int kHeight = SK_REGISTERS >= 32 ? 8 : 6;
 template <class C>
 constexpr int kPanel = 2 * Simd<C>::kLanes;  // lanes of a panel: two vectors
 
-template <class C, int MR, int NV>
+template <class C, int MR, int NV, class V = typename Simd<C>::V>
 struct Block {
-    using V = typename Simd<C>::V;
-    static constexpr int L = Simd<C>::kLanes;
+    static constexpr int L = sizeof(V) / sizeof(C);
     V acc[MR][NV];
 
     SK_INLINE void zero() {

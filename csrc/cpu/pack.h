@@ -20,7 +20,7 @@ SK_INLINE void pack_numbers(const Job& job, const Shared<C>& shared, int64_t row
     constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
     const int64_t s = job.slack;
     for (int64_t j = 0; j < s; ++j) slack[j * PW] = widen<C>(x[j]);
-    for (int64_t v = 0; job.needs_weight && v < 2 * panels_of<C>(s); ++v) {
+    for (int64_t v = 0; job.needs_weight && v < slack_vectors<C>(job); ++v) {
         C* out = shared.by_slack + (v / 2 * job.rows + row) * PW + v % 2 * L;
         const int64_t first = slack_column<C>(job, v);
         // A column that two vectors hold is written twice, but added once.
@@ -37,7 +37,7 @@ SK_INLINE void pack_pairs(const Job& job, const Shared<C>& shared, int64_t row, 
         constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
         const int64_t s = job.slack;
         for (int64_t j = 0; j < s; j += 2) slack[j / 2 * PW] = pair_of(x[j], j + 1 < s ? x[j + 1] : Bf16{0});
-        for (int64_t v = 0; job.needs_weight && v < 2 * panels_of<C>(s); ++v) {
+        for (int64_t v = 0; job.needs_weight && v < slack_vectors<C>(job); ++v) {
             Pair* out = shared.by_slack + (v / 2 * packed(job.rows) + row / 2) * PW + v % 2 * L;
             const int64_t first = slack_column<C>(job, v);
             const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;

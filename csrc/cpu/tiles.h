@@ -251,18 +251,19 @@ struct Tiles {
             return local.z + panel * panel_stride<C>(job);
     }
 
-    // One block of grad_weight: MR labels x NV vectors of slack columns, summed over the rows of some panels.
-    template <int MR, int NV>
-    SK_INLINE void grad_weight_block(int64_t t, int64_t slack_panel, int64_t panel, int64_t last, C* out,
-                                     int64_t stride, int64_t step, bool add) {
-        Block<C, MR, NV> block;
+    // One block of grad_weight: MR labels x NV vectors of slack columns from `vector` on, summed over the rows of some
+    // panels.
+    template <int MR, int NV, class Vec>
+    SK_INLINE void grad_weight_block(int64_t t, int64_t vector, int64_t panel, int64_t last, C* out, int64_t stride,
+                                     bool add) {
+        Block<C, MR, NV, Vec> block;
         block.zero();
+        const int64_t first = slack_column<C>(job, vector), step = slack_column<C>(job, vector + 1) - first;
         // What is written next: the next columns of these labels, or the first of the next labels
-        const bool last_columns = (slack_panel + 1) * PW >= job.slack;
-        const C* next = out + (last_columns ? kGroup * stride - slack_panel * PW : NV * L);
+        const C* next = out + (vector + NV < slack_vectors<C>(job) ? first + NV * L : kGroup * stride);
         SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
         constexpr int64_t kTerms = PW / kPack;  // of a whole panel
-        const auto* x = shared.by_slack + slack_panel * packed(job.rows) * PW;
+        const auto* x = shared.by_slack + vector / 2 * packed(job.rows) * PW + vector % 2 * L;
         for (; panel < last; ++panel) {
             const int64_t rows = job.rows - panel * PW;
             const auto* g = gradient(panel) + t * kTerms;
@@ -271,7 +272,7 @@ struct Tiles {
             else
                 block.add(g, kTerms, 1, x + panel * kTerms * PW, PW, packed(rows));
         }
-        if (job.slack >= L) return add ? block.add_to(out, stride, step) : block.write(out, stride, step);
+        if (job.slack >= L) return add ? block.add_to(out + first, stride, step) : block.write(out + first, stride, step);
         C lanes[MR * NV * L];
         block.write(lanes, NV * L);
         for (int i = 0; i < MR; ++i)
@@ -281,19 +282,22 @@ struct Tiles {
 
     // A few labels x all slack columns, for the rows of panels [panel, last)
     void grad_weight_group(int64_t t, int64_t labels, int64_t panel, int64_t last, C* out, int64_t stride, bool add) {
-        for (int64_t done = 0, sp = 0; done < job.slack; done += PW, ++sp) {
-            const int64_t first = slack_column<C>(job, 2 * sp), step = slack_column<C>(job, 2 * sp + 1) - first;
-            if (step)
-                for_row_blocks<kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
-                    grad_weight_block<decltype(r)::value, 2>(t + i, sp, panel, last, out + i * stride + first, stride,
-                                                             step, add);
-                });
-            else
+        const int64_t vectors = slack_vectors<C>(job), whole = vectors - half_tail<C>(job);
+        int64_t vector = 0;
+        for (; vector + 2 <= whole; vector += 2)
+            for_row_blocks<kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
+                grad_weight_block<decltype(r)::value, 2, V>(t + i, vector, panel, last, out + i * stride, stride, add);
+            });
+        for (; vector < whole; ++vector)
+            for_row_blocks<2 * kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
+                grad_weight_block<decltype(r)::value, 1, V>(t + i, vector, panel, last, out + i * stride, stride, add);
+            });
+        if constexpr (SK_VEC_BYTES > 16 && !kDot2)
+            for (; vector < vectors; ++vector)
                 for_row_blocks<2 * kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
-                    grad_weight_block<decltype(r)::value, 1>(t + i, sp, panel, last, out + i * stride + first, stride,
-                                                             0, add);
+                    grad_weight_block<decltype(r)::value, 1, typename Simd<C>::Half>(t + i, vector, panel, last,
+                                                                                     out + i * stride, stride, add);
                 });
-        }
     }
 
     void grad_weight(int64_t at, int64_t count) {

@@ -37,6 +37,7 @@ template <class C>
 struct Simd {
     typedef C V __attribute__((vector_size(SK_VEC_BYTES)));
     typedef typename Format<C>::Int I __attribute__((vector_size(SK_VEC_BYTES)));
+    typedef C Half __attribute__((vector_size(SK_VEC_BYTES / 2)));
     static constexpr int kLanes = SK_VEC_BYTES / static_cast<int>(sizeof(C));
 };
 
