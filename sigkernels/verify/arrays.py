@@ -12,6 +12,7 @@ import numpy as np
 from scipy.linalg import lapack
 
 Array = Any  # an array of whichever namespace is in use
+CHOLESKY_WIDTH = 12  # below, numpy's one call for a whole batch is faster
 
 
 def namespace(device: str) -> Any:
@@ -76,15 +77,16 @@ def matvec(xp: Any, a: Array, x: Array) -> Array:
     return xp.matmul(a, x[:, :, None])[:, :, 0]
 
 
-def solve(xp: Any, h: Array, g: Array) -> Array:
-    """``h⁻¹ g`` per batch entry: [B, d, d], [B, d] → [B, d]."""
-    return xp.linalg.solve(h, g[:, :, None])[:, :, 0]
-
-
 def solve_definite(xp: Any, h: Array, g: Array) -> Array:
-    """``h⁻¹ g`` for one symmetric positive definite matrix [d, d], [d] → [d]: by Cholesky where LAPACK is at hand."""
-    if xp is np and h.dtype == np.float64:
-        _, x, failed = lapack.dposv(h, g, lower=1)
-        if not failed:
-            return x
-    return xp.linalg.solve(h, g[:, None])[:, 0]
+    """``h⁻¹ g`` per batch entry for symmetric positive definite h: [B, d, d], [B, d] → [B, d].
+
+    By Cholesky where LAPACK is at hand; where rounding has made h indefinite, and elsewhere, by elimination.
+    """
+    if xp is np and h.dtype == np.float64 and h.shape[1] >= CHOLESKY_WIDTH:
+        out = np.empty(g.shape)
+        for i in range(len(h)):
+            _, out[i], failed = lapack.dposv(h[i].T, g[i], lower=1)
+            if failed:
+                out[i] = np.linalg.solve(h[i], g[i])
+        return out
+    return xp.linalg.solve(h, g[:, :, None])[:, :, 0]

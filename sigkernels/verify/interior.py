@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, concat, keep, matvec, mT, smallest, solve, to_numpy
+from .arrays import Array, concat, keep, matvec, mT, smallest, solve_definite, to_numpy
 
 STEPS = 60
 ROUNDS = 8
@@ -133,7 +133,7 @@ def _direction(
     s, _, p, q, _, _ = point
     gx = matvec(xp, mT(a), rs / s) - rp / p + rq / q
     ge = 1.0 - xp.sum(rs / s, axis=1)
-    dx = solve(xp, h, gx + b * _column(ge / mass))
+    dx = solve_definite(xp, h, gx + b * _column(ge / mass))
     return dx, (ge + xp.sum(b * dx, axis=1)) / mass
 
 
