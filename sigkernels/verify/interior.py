@@ -156,18 +156,24 @@ def _step_lengths(
     return _column(primal), _column(xp.minimum(dual, _longest(xp, lam, dlam)))
 
 
-def balls(xp: Any, rows: np.ndarray, offset: np.ndarray | None, box: float, items: list[Item]) -> Iterator[Ball]:
-    """The largest ball of each set, for unit rows [n, d] of W and offsets ``c_i/‖w_i‖`` [n]; those that were found."""
+def balls(
+    xp: Any, rows: np.ndarray, offset: np.ndarray | None, box: float, items: list[Item], whole: bool = False
+) -> Iterator[Ball]:
+    """The largest ball of each set, for unit rows [n, d] of W and offsets ``c_i/‖w_i‖`` [n]; those that were found.
+
+    ``whole``: on all rows at once, for matrices whose neighbouring rows are nearly equal (a DFT). There a few working
+    rows say nothing about their neighbours, and it would take many rounds to find the ones that matter.
+    """
     d = rows.shape[1]
-    lanes = max(1, min(LANES, GATHERED // (4 * d * d)))
+    lanes = max(1, min(LANES, GATHERED // (rows.size if whole else 4 * d * d)))
     ordered = sorted(items, key=lambda item: len(item.active))
     everything = xp.asarray(rows)
     shift = None if offset is None else xp.asarray(offset / box)
     for first in range(0, len(ordered), lanes):
-        yield from _balls(xp, everything, shift, box, ordered[first : first + lanes])
+        yield from _balls(xp, everything, shift, box, ordered[first : first + lanes], whole)
 
 
-def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[Item]) -> Iterator[Ball]:
+def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[Item], whole: bool) -> Iterator[Ball]:
     n, d = rows.shape
     signs = np.full((len(items), n), -1.0)
     start = np.zeros((len(items), d))
@@ -176,7 +182,7 @@ def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[I
         if item.start is not None:
             start[row] = np.clip(item.start / box, -1.0, 1.0)
     y, x = xp.asarray(signs), xp.asarray(start)
-    m = min(n, 3 * d + min(2 * d, max(len(item.active) for item in items)))
+    m = n if whole else min(n, 3 * d + min(2 * d, max(len(item.active) for item in items)))
     margins = _margins(xp, rows, offset, y, x)
     score = xp.where(y > 0, xp.full_like(y, -float("inf")), margins)
     lanes = np.arange(len(items))
