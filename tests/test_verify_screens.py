@@ -183,12 +183,13 @@ def test_exact_alternatives(n):
         assert sum(m * int(signed[i, j]) for m, i in zip(answer.multipliers, answer.support, strict=True)) == 0
 
 
+@pytest.mark.parametrize("whole", (False, True))
 @pytest.mark.parametrize("biased", (False, True))
-def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased):
+def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased, whole):
     offset = np.linspace(-0.5, 0.5, N) if biased else None
     rows = W / np.linalg.norm(W, axis=1, keepdims=True)
     items = [Item(i, active, None) for i, active in enumerate(LISTS[20:])]
-    answers = {xp: {b.number: b for b in balls(xp, rows, offset, 10.0, items)} for xp in (np, strict)}
+    answers = {xp: {b.number: b for b in balls(xp, rows, offset, 10.0, items, whole)} for xp in (np, strict)}
     assert len(answers[np]) == len(answers[strict]) == len(items)
     for i, active, _ in items:
         y = np.where(np.isin(np.arange(N), active), 1.0, -1.0)
