@@ -74,10 +74,13 @@ def compare(name: str, classifier, W: np.ndarray, sets: list, baseline: int, rad
         "decided before the programs": (before_lp + (thin if report.problem.k >= 0 else 0)) / len(sets),
         **{k: v for k, v in report.counts().items() if v},
     }
+    if radius:
+        row["closed"] = float(np.mean(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi))
     print(
         f"{name:<28} {row['ms per set']:9.2f} ms   HiGHS {row['highs ms']:9.0f} ms   {row['ratio']:6.0f}x   "
         f"decided early {100 * row['decided before the programs']:.1f}%   "
-        + ", ".join(f"{k} {v}" for k, v in report.counts().items() if v),
+        + ", ".join(f"{k} {v}" for k, v in report.counts().items() if v)
+        + (f"   closed {100 * row['closed']:.1f}%" if radius else ""),
         flush=True,
     )
     return row
@@ -117,15 +120,20 @@ def speed(args: argparse.Namespace) -> list[dict]:
 
 
 def radius(args: argparse.Namespace) -> list[dict]:
-    """The exact radius: cutting planes against the full program. Sets are argmaxable, so that there is a radius."""
+    """The exact radius against the full program. Sets are argmaxable, so that there is a radius."""
     rows = []
     for n in args.n:
-        for d in args.d:
+        for d in args.d if "trained" in args.kinds else ():
             W, sets = layer("trained", n, d, args.data, args.cache)
             W = W.astype(np.float64)
             sets = distinct(sets, 60)
             yes = [s for s, v in zip(sets, verify(W, sets).verdicts, strict=True) if v == "ARGMAXABLE"][: args.sets]
             rows.append(compare(f"radius n={n} d={d}", W, W, yes, args.baseline, radius=True))
+        if "dft" in args.kinds:
+            _, sets = layer("gaussian", n, 1, args.data, args.cache)
+            head, W = dft_head(n, 80, args.slack)
+            name = f"radius dft n={n} k=80 slack={args.slack}"
+            rows.append(compare(name, head, W, distinct(sets, args.sets), args.baseline, radius=True))
     return rows
 
 

@@ -5,7 +5,7 @@ The standard's names are used where numpy and cupy have them too; the few that d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,16 +77,24 @@ def matvec(xp: Any, a: Array, x: Array) -> Array:
     return xp.matmul(a, x[:, :, None])[:, :, 0]
 
 
-def solve_definite(xp: Any, h: Array, g: Array) -> Array:
-    """``h⁻¹ g`` per batch entry for symmetric positive definite h: [B, d, d], [B, d] → [B, d].
+def definite_solver(xp: Any, h: Array) -> Callable[[Array], Array]:
+    """``g ↦ h⁻¹ g`` per batch entry for symmetric positive definite h: [B, d, d]; g and the result are [B, d].
 
     By Cholesky where LAPACK is at hand; where rounding has made h indefinite, and elsewhere, by elimination.
     """
-    if xp is np and h.dtype == np.float64 and h.shape[1] >= CHOLESKY_WIDTH:
+    if not (xp is np and h.dtype == np.float64 and h.shape[1] >= CHOLESKY_WIDTH):
+        return lambda g: xp.linalg.solve(h, g[:, :, None])[:, :, 0]
+    factors = [lapack.dpotrf(matrix.T, lower=1, clean=0) for matrix in h]
+
+    def solve(g: Array) -> Array:
         out = np.empty(g.shape)
-        for i in range(len(h)):
-            _, out[i], failed = lapack.dposv(h[i].T, g[i], lower=1)
-            if failed:
-                out[i] = np.linalg.solve(h[i], g[i])
+        for i, (factor, failed) in enumerate(factors):
+            out[i] = np.linalg.solve(h[i], g[i]) if failed else lapack.dpotrs(factor, g[i], lower=1)[0]
         return out
-    return xp.linalg.solve(h, g[:, :, None])[:, :, 0]
+
+    return solve
+
+
+def solve_definite(xp: Any, h: Array, g: Array) -> Array:
+    """``h⁻¹ g`` as by ``definite_solver``."""
+    return definite_solver(xp, h)(g)

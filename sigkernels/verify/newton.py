@@ -24,9 +24,9 @@ MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in clos
 MAX_ROUNDS = 8
 WIDE = 40  # from this width on sets are solved one at a time: the rows of one stay in the cache
 WIDE_ON_DEVICE = 90  # … and on a GPU, where a small matrix product costs as much as starting it
-LANES = 64  # sets that are priced together, at most
+LANES = 128  # sets that are priced together, at most
 LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
-LEVEL = 1e-2  # of the slope at its start: where the line search of one set ends
+LEVEL = 1e-2  # of the slope at its start: where a line search ends
 PROX = {8: 1e-10, 4: 1e-6}  # by bytes, of the mean curvature: makes the Hessian definite, and does not move the minimum
 FLAT = {8: 3e-15, 4: 1e-6}  # … of the gradient, where it has vanished as far as this precision can tell
 
@@ -43,25 +43,29 @@ class Hinge(NamedTuple):
     feasible: Array  # [B] bool
 
 
-def _step_length(xp: Any, s: Array, q: Array) -> Array:
-    """The t > 0 that minimises ``½ Σ (s - t q)₊²`` for each row: Newton in one dimension inside a shrinking bracket."""
+def _step_length(xp: Any, s: Array, q: Array, descent: Array) -> Array:
+    """The t > 0 that minimises ``½ Σ (s - t q)₊²`` for each row, whose slope at 0 is ``-descent`` [B].
+
+    Newton in one dimension inside a shrinking bracket, until the slope is a small part of that.
+    """
     t = xp.ones(s.shape[0], dtype=s.dtype)
     low = xp.zeros(s.shape[0], dtype=s.dtype)
     high = xp.full(s.shape[0], float("inf"), dtype=s.dtype)
+    zero = xp.zeros_like(q)
     for _ in range(12):
         r = s - t[:, None] * q
-        rq = xp.where(r > 0, q, xp.zeros_like(q))
+        rq = xp.where(r > 0, q, zero)
         slope = -xp.sum(r * rq, axis=1)
+        level = xp.abs(slope) <= LEVEL * descent
+        if bool(xp.all(level)):
+            break
         curvature = xp.sum(rq * rq, axis=1)
         low = xp.where(slope < 0, t, low)
         high = xp.where(slope > 0, t, high)
         proposal = t - slope / xp.where(curvature > 0, curvature, xp.ones_like(curvature))
         middle = xp.where(high < float("inf"), 0.5 * (low + high), 2.0 * t)
         inside = (proposal > low) & (proposal < high) & (curvature > 0)
-        new = xp.where(slope == 0, t, xp.where(inside, proposal, middle))
-        if bool(xp.all(xp.abs(new - t) <= 1e-3 * t)):
-            return new
-        t = new
+        t = xp.where(level, t, xp.where(inside, proposal, middle))
     return t
 
 
@@ -92,7 +96,7 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
         trace = xp.sum(h * eye[None, :, :], axis=(1, 2))
         h = h + ((prox / d) * trace + 1e-30)[:, None, None] * eye[None, :, :]
         direction = solve_definite(xp, h, g)
-        t = _step_length(xp, s, matvec(xp, a, direction))
+        t = _step_length(xp, s, matvec(xp, a, direction), xp.sum(g * direction, axis=1))
         x = x + t[:, None] * direction
         s = 1.0 - matvec(xp, a, x)
     parts = [concat(xp, column) for column in zip(*finished, strict=True)]
@@ -296,7 +300,7 @@ def _chunks(cone: Cone, sets: Sets, which: np.ndarray, lanes: int) -> Iterator[n
     ordered = which[np.argsort(sets.sizes[which], kind="stable")]
     start = 0
     while start < len(ordered):
-        size = max(1, min(lanes, LARGEST // cone.width**2))
+        size = max(1, min(lanes, LARGEST // cone.width**2, LARGEST // cone.size))
         while size > 1:
             longest = int(sets.sizes[ordered[start : start + size]][-1])
             if size * (longest + 1) * cone.width <= LARGEST:
