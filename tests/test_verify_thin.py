@@ -6,6 +6,7 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+import torch
 
 import sigkernels as sk
 from sigkernels.verify import Report, verify
@@ -118,3 +119,16 @@ def test_radii_of_the_dft_are_those_that_were_published():
     assert double.radius_lo[3] == pytest.approx(1.3e-7, rel=0.02)
     for report in (single, double):
         assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi)
+
+
+def test_slack_widens_the_thinnest_regions_by_five_orders_of_magnitude():
+    # Slack drawn as U(-1, 0.1)/√n, 16 columns: the 1st percentile of single labels is 133, of 4000 within [113, 152].
+    n, rng = 10_000, np.random.default_rng(1)
+    head = sk.DFTHead(19, n, 1, 16).double()
+    with torch.no_grad():
+        head.slack_weight.copy_(torch.from_numpy(rng.uniform(-1.0, 0.1, (n, 16)) / np.sqrt(n)))
+    report = verify(head, [[int(i)] for i in rng.choice(n, 400, replace=False)], radius=True)
+    radius = np.sort(report.radius_lo)
+    assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi)
+    assert radius[0] < 152 and radius[8] > 113  # the ranks between which the percentile lies, at 95 %
+    assert radius[0] > 1e4 * 5.7e-4
