@@ -19,7 +19,7 @@ from .arrays import Array, concat, keep, matvec, mT, smallest, solve_definite, t
 from .cone import Cone, Found
 from .problem import Sets
 
-MAX_STEPS = 200  # of one run; most take 10 to 30
+MAX_STEPS = 200  # of one run; most take 3 to 10
 MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in closed form
 MAX_ROUNDS = 8
 WIDE = 40  # from this width on sets are solved one at a time: the rows of one stay in the cache
