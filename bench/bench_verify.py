@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from scipy.optimize import linprog  # noqa: E402
+from scipy.stats import binom  # noqa: E402
 from verify_layers import CACHE, layer  # noqa: E402
 
 from sigkernels.verify import verify  # noqa: E402
@@ -74,10 +75,13 @@ def compare(name: str, classifier, W: np.ndarray, sets: list, baseline: int, rad
         "decided before the programs": (before_lp + (thin if report.problem.k >= 0 else 0)) / len(sets),
         **{k: v for k, v in report.counts().items() if v},
     }
+    if radius:
+        row["closed"] = float(np.mean(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi))
     print(
         f"{name:<28} {row['ms per set']:9.2f} ms   HiGHS {row['highs ms']:9.0f} ms   {row['ratio']:6.0f}x   "
         f"decided early {100 * row['decided before the programs']:.1f}%   "
-        + ", ".join(f"{k} {v}" for k, v in report.counts().items() if v),
+        + ", ".join(f"{k} {v}" for k, v in report.counts().items() if v)
+        + (f"   closed {100 * row['closed']:.1f}%" if radius else ""),
         flush=True,
     )
     return row
@@ -117,15 +121,20 @@ def speed(args: argparse.Namespace) -> list[dict]:
 
 
 def radius(args: argparse.Namespace) -> list[dict]:
-    """The exact radius: cutting planes against the full program. Sets are argmaxable, so that there is a radius."""
+    """The exact radius against the full program. Sets are argmaxable, so that there is a radius."""
     rows = []
     for n in args.n:
-        for d in args.d:
+        for d in args.d if "trained" in args.kinds else ():
             W, sets = layer("trained", n, d, args.data, args.cache)
             W = W.astype(np.float64)
             sets = distinct(sets, 60)
             yes = [s for s, v in zip(sets, verify(W, sets).verdicts, strict=True) if v == "ARGMAXABLE"][: args.sets]
             rows.append(compare(f"radius n={n} d={d}", W, W, yes, args.baseline, radius=True))
+        if "dft" in args.kinds:
+            _, sets = layer("gaussian", n, 1, args.data, args.cache)
+            head, W = dft_head(n, 80, args.slack)
+            name = f"radius dft n={n} k=80 slack={args.slack}"
+            rows.append(compare(name, head, W, distinct(sets, args.sets), args.baseline, radius=True))
     return rows
 
 
@@ -155,6 +164,19 @@ def bottleneck(args: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def published_slack(n: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    """Slack as the published script of the sigmoid-bottleneck paper draws it for its picture: U(-1, 0.1)/√n."""
+    return rng.uniform(-1.0, 0.1, (n, columns)) / np.sqrt(n)
+
+
+def percentile(values: np.ndarray, share: float = 0.01) -> tuple[float, float, float]:
+    """A percentile of random values and its 95 % confidence interval: between two of the values, by their ranks."""
+    ordered = np.sort(values)
+    first, last = binom.ppf([0.025, 0.975], len(ordered), share).astype(int)
+    low, high = ordered[max(first - 1, 0)], ordered[min(last, len(ordered) - 1)]
+    return float(np.quantile(ordered, share)), float(low), float(high)
+
+
 def slack(args: argparse.Namespace) -> list[dict]:
     """The second picture: the 1st percentile of the radius against n, without and with 16 slack columns."""
     import torch
@@ -166,12 +188,14 @@ def slack(args: argparse.Namespace) -> list[dict]:
             sets = [np.sort(rng.choice(n, k, replace=False)) for _ in range(args.sets)]
             for columns in (0, 16):
                 head, _ = dft_head(n, k, columns)
-                if args.unit_columns and columns:
+                if columns and not args.head_slack:
+                    head = head.double()
                     with torch.no_grad():
-                        head.slack_weight.normal_(std=n**-0.5)
+                        head.slack_weight.copy_(torch.from_numpy(published_slack(n, columns, rng)))
                 report = verify(head, sets, radius=True)
-                row = {"n": n, "k": k, "slack": columns, "p1": float(np.percentile(report.radius_lo, 1))}
-                row |= {"p50": float(np.percentile(report.radius_lo, 50)), "checked": bool(report.check())}
+                p1, low, high = percentile(report.radius_lo)
+                row = {"n": n, "k": k, "slack": columns, "p1": p1, "p1 low": low, "p1 high": high}
+                row |= {"p50": float(np.median(report.radius_lo)), "checked": bool(report.check())}
                 row["widest gap"] = float(np.max((report.radius_hi - report.radius_lo) / report.radius_hi))
                 rows.append(row)
                 print(json.dumps(row), flush=True)
@@ -201,13 +225,10 @@ def _plot_slack(rows: list[dict]) -> None:
     for k, colour in ((1, "#2a78b5"), (2, "#e08a1e"), (3, "#c0392b")):
         for columns, style in ((0, "-"), (16, "--")):
             mine = [r for r in rows if r["k"] == k and r["slack"] == columns]
-            axis.plot(
-                [r["n"] for r in mine],
-                [r["p1"] for r in mine],
-                style,
-                color=colour,
-                marker=".",
-                label=f"k={k}, slack {columns}",
+            at = [r["n"] for r in mine]
+            axis.plot(at, [r["p1"] for r in mine], style, color=colour, marker=".", label=f"k={k}, slack {columns}")
+            axis.fill_between(
+                at, [r["p1 low"] for r in mine], [r["p1 high"] for r in mine], color=colour, alpha=0.15, linewidth=0
             )
     axis.set(xscale="log", yscale="log", xlabel="labels n", ylabel="radius, 1st percentile")
     axis.legend(fontsize=8)
@@ -241,7 +262,7 @@ def main() -> None:
     parser.add_argument("--d", type=int, nargs="+", default=[25, 50, 100, 200])
     parser.add_argument("--kinds", nargs="+", default=["trained", "gaussian", "dft"])
     parser.add_argument("--slack", type=int, default=100, help="slack columns of the DFT head")
-    parser.add_argument("--unit-columns", action="store_true", help="slack columns of norm 1, as the DFT's are")
+    parser.add_argument("--head-slack", action="store_true", help="slack as the head initialises it, in its picture")
     parser.add_argument("--sets", type=int, default=128, help="label sets for the verifier")
     parser.add_argument("--baseline", type=int, default=3, help="label sets for HiGHS")
     parser.add_argument("--data", help="debian_deps.npz (default: the one in the package)")

@@ -104,6 +104,13 @@ def test_slack_makes_more_sets_argmaxable_and_keeps_the_guarantee():
     assert slack.check()
 
 
+def test_the_radius_of_a_wide_head_closes_without_a_linear_program():
+    report = verify(head(400, 28, 10), [[5], [7, 90, 91], [3, 100, 200, 333]], radius=True)
+    assert [s.name for s in report.stages][-1] == "radius"
+    assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi)
+    assert report.check()
+
+
 def test_unargmaxable_with_slack_is_proved_for_the_true_dft():
     n = 40
     report = verify(head(n, 2, 1), [list(range(0, n, 2))])

@@ -12,7 +12,15 @@ from sigkernels.verify.cone import Cone
 from sigkernels.verify.exact import gordan_alternative, integer_row
 from sigkernels.verify.interior import Item, balls
 from sigkernels.verify.lp import chebyshev
-from sigkernels.verify.newton import hinge_newton, motzkin, newton, newton_on_all_rows
+from sigkernels.verify.newton import (
+    _first_choice,
+    hinge_newton,
+    hinge_newton_one,
+    motzkin,
+    newton,
+    newton_on_all_rows,
+    weighted_ridge,
+)
 from sigkernels.verify.problem import Problem, Sets
 
 strict = pytest.importorskip("array_api_strict")
@@ -85,6 +93,48 @@ def test_hinge_newton_on_both_kinds_of_region():
     assert np.abs(closed.T @ np.maximum(hinge.s[1], 0)).max() < 1e-14
 
 
+@pytest.mark.parametrize("xp", (np, strict))
+def test_one_set_at_a_time_ends_where_many_at_once_do(xp):
+    rows = np.random.default_rng(4).standard_normal((6, 90, 12))
+    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+    rows[3:] *= np.sign(rows[3:, :, :1])  # half of the sets: a half-space, so feasible
+    x = np.random.default_rng(5).standard_normal((6, 12))
+    together = hinge_newton(np, rows, x)
+    assert together.feasible.tolist() == [False] * 3 + [True] * 3
+    for i in range(6):
+        y = np.where(np.arange(90) % 2, 1.0, -1.0)
+        arrays = (xp.asarray(v) for v in (y[:, None] * rows[i], y, x[i]))
+        one = hinge_newton_one(xp, *arrays)
+        assert bool(one.feasible[0]) == bool(together.feasible[i])
+        s = to_numpy(one.s)[0]
+        assert np.allclose(s, 1.0 - rows[i] @ to_numpy(one.x)[0], atol=1e-12)
+        if i < 3:
+            assert np.allclose(np.maximum(s, 0.0), np.maximum(together.s[i], 0.0), atol=1e-9)
+            assert np.abs(rows[i].T @ np.maximum(s, 0.0)).max() < 1e-13
+        else:
+            assert s.max() < 1.0
+
+
+@pytest.mark.parametrize("xp", (np, strict))
+def test_first_working_rows_lie_on_both_sides_of_a_start_that_fails_everywhere(xp):
+    p = Problem(np.random.default_rng(6).standard_normal((2000, 20)), None, -1, 1e-8, 1e4)
+    cone = Cone(p, xp)
+    actives = [np.array([3, 1500]), np.array([7])]
+    y, x = cone.signs(actives), weighted_ridge(cone, actives)
+    margins = y * xp.matmul(x, cone.rows.T)
+    work = to_numpy(smallest(xp, _first_choice(cone, y, margins, 60), 60))
+    margins = to_numpy(margins)
+    assert np.all((margins < 0).sum(axis=1) > 60)  # the 60 worst are all violated: -x satisfies them
+    for row, active in enumerate(actives):
+        assert set(active) <= set(work[row])
+        assert (margins[row, work[row]] > 0).sum() >= 8
+        assert work[row][np.argmin(margins[row, work[row]])] == np.argmin(margins[row])
+    s = Sets(np.concatenate(actives), np.array([0, 2, 3]), 2000)
+    with np.errstate(all="ignore"):
+        first = next(iter(newton(cone, s, np.arange(2))))
+    assert sorted(first.multipliers_of) == [0, 1]  # so the first round decides
+
+
 def test_smallest_agrees_with_sorting():
     scores = np.random.default_rng(0).standard_normal((4, 50))
     expected = np.sort(np.argsort(scores, axis=1)[:, :7], axis=1)
@@ -133,12 +183,13 @@ def test_exact_alternatives(n):
         assert sum(m * int(signed[i, j]) for m, i in zip(answer.multipliers, answer.support, strict=True)) == 0
 
 
+@pytest.mark.parametrize("whole", (False, True))
 @pytest.mark.parametrize("biased", (False, True))
-def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased):
+def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased, whole):
     offset = np.linspace(-0.5, 0.5, N) if biased else None
     rows = W / np.linalg.norm(W, axis=1, keepdims=True)
     items = [Item(i, active, None) for i, active in enumerate(LISTS[20:])]
-    answers = {xp: {b.number: b for b in balls(xp, rows, offset, 10.0, items)} for xp in (np, strict)}
+    answers = {xp: {b.number: b for b in balls(xp, rows, offset, 10.0, items, whole)} for xp in (np, strict)}
     assert len(answers[np]) == len(answers[strict]) == len(items)
     for i, active, _ in items:
         y = np.where(np.isin(np.arange(N), active), 1.0, -1.0)

@@ -6,13 +6,15 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+import torch
 
 import sigkernels as sk
 from sigkernels.verify import Report, verify
 from sigkernels.verify.certificate import Certificate
 from sigkernels.verify.check import prove
 from sigkernels.verify.circle import LOW_ERROR, dft_low
-from sigkernels.verify.problem import dft_matrix
+from sigkernels.verify.problem import Problem, dft_matrix
+from sigkernels.verify.refine import vertices
 
 THIN = [[5, 700, 702], [100, 101, 900], [3, 4, 5], [10, 12, 14]]  # radius 1e-7 and below in a box of 1e4
 
@@ -77,3 +79,56 @@ def test_wrong_multipliers_do_not_lower_the_upper_bound(report):
             multipliers[0] *= factor
             forged = replace(certificate, kind="dual", multipliers=multipliers, witness=None, roots=None, bounds=None)
             assert prove(report.problem, np.array(active), forged).hi >= report.radius_lo[i]
+
+
+@pytest.mark.parametrize("moved", (-1, 1))
+@pytest.mark.parametrize("sets", ([5898, 6954, 6962], [422, 432, 6038]))
+def test_pivots_lead_from_a_neighbouring_vertex_to_the_best(sets, moved):
+    # Regions where float64 solvers end at a neighbouring vertex, 0.3 % and 4 % above the radius.
+    n, k, active = 10_000, 3, np.array(sets)
+    report = verify(sk.DFTHead(7, n, k, 0), [sets], radius=True)
+    lo, hi = report.radius_lo[0], report.radius_hi[0]
+    assert hi - lo <= 1e-6 * hi and report.check()
+    problem = Problem(np.zeros((n, 0)), None, k, 1e-8, 1e4)
+    certificate = report.certificate(0)
+    support = (certificate if certificate.support is not None else certificate.bounds).support
+    x = report.witness(0).astype(float)
+    assert len(list(vertices(problem, active, x, support))) == 1
+    # Any row moved to its neighbour: a start with positive multipliers ends at the same radius.
+    reached = []
+    for row in range(len(support)):
+        other = support.copy()
+        other[row] += moved
+        if len(np.unique(other)) < len(other):
+            continue
+        steps = list(vertices(problem, active, x, other))
+        if steps and all(m > 0 for m in steps[0][1].multipliers):
+            assert steps[0][1].level > hi and len(steps) > 1
+            assert steps[-1][1].level == pytest.approx(hi, rel=1e-6)
+            reached.append(row)
+    assert reached
+
+
+def test_radii_of_the_dft_are_those_that_were_published():
+    # Any single label: 5.7e-4. Pairs: only their distance counts, and one in a hundred random pairs is at most 50 apart.
+    pairs = [[100, 150], [3001, 3051], [9980, 30], [100, 147]]
+    single = verify(sk.DFTHead(3, 10_000, 1, 0), [[0], [1234]], radius=True)
+    double = verify(sk.DFTHead(5, 10_000, 2, 0), pairs, radius=True)
+    assert single.radius_lo == pytest.approx(5.7e-4, rel=2e-3)
+    assert double.radius_lo[:3] == pytest.approx(1.45e-7, rel=2e-3)
+    assert double.radius_lo[3] == pytest.approx(1.3e-7, rel=0.02)
+    for report in (single, double):
+        assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi)
+
+
+def test_slack_widens_the_thinnest_regions_by_five_orders_of_magnitude():
+    # Slack drawn as U(-1, 0.1)/√n, 16 columns: the 1st percentile of single labels is 133, of 4000 within [113, 152].
+    n, rng = 10_000, np.random.default_rng(1)
+    head = sk.DFTHead(19, n, 1, 16).double()
+    with torch.no_grad():
+        head.slack_weight.copy_(torch.from_numpy(rng.uniform(-1.0, 0.1, (n, 16)) / np.sqrt(n)))
+    report = verify(head, [[int(i)] for i in rng.choice(n, 400, replace=False)], radius=True)
+    radius = np.sort(report.radius_lo)
+    assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi)
+    assert radius[0] < 152 and radius[8] > 113  # the ranks between which the percentile lies, at 95 %
+    assert radius[0] > 1e4 * 5.7e-4

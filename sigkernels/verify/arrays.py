@@ -5,13 +5,14 @@ The standard's names are used where numpy and cupy have them too; the few that d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.linalg import lapack
 
 Array = Any  # an array of whichever namespace is in use
+CHOLESKY_WIDTH = 12  # below, numpy's one call for a whole batch is faster
 
 
 def namespace(device: str) -> Any:
@@ -76,15 +77,24 @@ def matvec(xp: Any, a: Array, x: Array) -> Array:
     return xp.matmul(a, x[:, :, None])[:, :, 0]
 
 
-def solve(xp: Any, h: Array, g: Array) -> Array:
-    """``h⁻¹ g`` per batch entry: [B, d, d], [B, d] → [B, d]."""
-    return xp.linalg.solve(h, g[:, :, None])[:, :, 0]
+def definite_solver(xp: Any, h: Array) -> Callable[[Array], Array]:
+    """``g ↦ h⁻¹ g`` per batch entry for symmetric positive definite h: [B, d, d]; g and the result are [B, d].
+
+    By Cholesky where LAPACK is at hand; where rounding has made h indefinite, and elsewhere, by elimination.
+    """
+    if not (xp is np and h.dtype == np.float64 and h.shape[1] >= CHOLESKY_WIDTH):
+        return lambda g: xp.linalg.solve(h, g[:, :, None])[:, :, 0]
+    factors = [lapack.dpotrf(matrix.T, lower=1, clean=0) for matrix in h]
+
+    def solve(g: Array) -> Array:
+        out = np.empty(g.shape)
+        for i, (factor, failed) in enumerate(factors):
+            out[i] = np.linalg.solve(h[i], g[i]) if failed else lapack.dpotrs(factor, g[i], lower=1)[0]
+        return out
+
+    return solve
 
 
 def solve_definite(xp: Any, h: Array, g: Array) -> Array:
-    """``h⁻¹ g`` for one symmetric positive definite matrix [d, d], [d] → [d]: by Cholesky where LAPACK is at hand."""
-    if xp is np and h.dtype == np.float64:
-        _, x, failed = lapack.dposv(h, g, lower=1)
-        if not failed:
-            return x
-    return xp.linalg.solve(h, g[:, None])[:, 0]
+    """``h⁻¹ g`` as by ``definite_solver``."""
+    return definite_solver(xp, h)(g)

@@ -75,7 +75,8 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate, target: f
                 reason = _gordan(problem, active, support, multipliers)
                 if not reason:
                     argmaxable, hi = False, 0.0
-            hi = min(hi, _dual_bound(problem, active, support, multipliers))
+            if argmaxable is not False or problem.bias is not None:  # without a bias no bound is below 0
+                hi = min(hi, _dual_bound(problem, active, support, multipliers))
     elif kind in ("gordan", "dual"):
         reason = "it holds no multipliers"
     if certificate.bounds is not None:

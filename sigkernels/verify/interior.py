@@ -11,12 +11,12 @@ few rows per set; all rows are priced with one matrix product and the violated o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, concat, keep, matvec, mT, smallest, solve, to_numpy
+from .arrays import Array, concat, definite_solver, keep, matvec, mT, smallest, to_numpy
 
 STEPS = 60
 ROUNDS = 8
@@ -105,18 +105,19 @@ def interior(xp: Any, a: Array, c: Array, x: Array, gap: float, steps: int = STE
         b = matvec(xp, mT(a), weight)
         h = xp.matmul(mT(root), root) - b[:, :, None] * (b / _column(mass))[:, None, :]
         h = h + (alpha / p + beta / q)[:, :, None] * eye
+        solve = definite_solver(xp, h)
         point = (s, lam, p, q, alpha, beta)
 
         # Predictor: straight at the optimum. Corrector: with the second-order term, and as central as that went.
         none = xp.zeros_like(x)
-        dx, de = _direction(xp, a, h, b, mass, point, xp.zeros_like(s), none, none)
+        dx, de = _direction(xp, a, solve, b, mass, point, xp.zeros_like(s), none, none)
         ds, dlam, dalpha, dbeta = _changes(xp, a, weight, point, dx, de, xp.zeros_like(s), none, none)
         tp, td = _step_lengths(xp, point, ds, dx, dlam, dalpha, dbeta)
         then = xp.sum((lam + td * dlam) * (s + tp * ds), axis=1)
         then = then + xp.sum((alpha + td * dalpha) * (p - tp * dx) + (beta + td * dbeta) * (q + tp * dx), axis=1)
         goal = _column((then / now) ** 3 * now / (m + 2 * d))
         rs, rp, rq = goal - ds * dlam, goal + dx * dalpha, goal - dx * dbeta
-        dx, de = _direction(xp, a, h, b, mass, point, rs, rp, rq)
+        dx, de = _direction(xp, a, solve, b, mass, point, rs, rp, rq)
         ds, dlam, dalpha, dbeta = _changes(xp, a, weight, point, dx, de, rs, rp, rq)
         tp, td = (0.995 * t for t in _step_lengths(xp, point, ds, dx, dlam, dalpha, dbeta))
         x, e, s = x + tp * dx, e + tp[:, 0] * de, s + tp * ds
@@ -127,13 +128,13 @@ def interior(xp: Any, a: Array, c: Array, x: Array, gap: float, steps: int = STE
 
 
 def _direction(
-    xp: Any, a: Array, h: Array, b: Array, mass: Array, point: tuple, rs: Array, rp: Array, rq: Array
+    xp: Any, a: Array, solve: Callable, b: Array, mass: Array, point: tuple, rs: Array, rp: Array, rq: Array
 ) -> tuple[Array, Array]:
     """The steps in x and e that bring the products λ·s, α·p, β·q to rs, rp, rq (to first order)."""
     s, _, p, q, _, _ = point
     gx = matvec(xp, mT(a), rs / s) - rp / p + rq / q
     ge = 1.0 - xp.sum(rs / s, axis=1)
-    dx = solve(xp, h, gx + b * _column(ge / mass))
+    dx = solve(gx + b * _column(ge / mass))
     return dx, (ge + xp.sum(b * dx, axis=1)) / mass
 
 
@@ -156,18 +157,24 @@ def _step_lengths(
     return _column(primal), _column(xp.minimum(dual, _longest(xp, lam, dlam)))
 
 
-def balls(xp: Any, rows: np.ndarray, offset: np.ndarray | None, box: float, items: list[Item]) -> Iterator[Ball]:
-    """The largest ball of each set, for unit rows [n, d] of W and offsets ``c_i/‖w_i‖`` [n]; those that were found."""
+def balls(
+    xp: Any, rows: np.ndarray, offset: np.ndarray | None, box: float, items: list[Item], whole: bool = False
+) -> Iterator[Ball]:
+    """The largest ball of each set, for unit rows [n, d] of W and offsets ``c_i/‖w_i‖`` [n]; those that were found.
+
+    ``whole``: on all rows at once, for matrices whose neighbouring rows are nearly equal (a DFT). There a few working
+    rows say nothing about their neighbours, and it would take many rounds to find the ones that matter.
+    """
     d = rows.shape[1]
-    lanes = max(1, min(LANES, GATHERED // (4 * d * d)))
+    lanes = max(1, min(LANES, GATHERED // (rows.size if whole else 4 * d * d)))
     ordered = sorted(items, key=lambda item: len(item.active))
     everything = xp.asarray(rows)
     shift = None if offset is None else xp.asarray(offset / box)
     for first in range(0, len(ordered), lanes):
-        yield from _balls(xp, everything, shift, box, ordered[first : first + lanes])
+        yield from _balls(xp, everything, shift, box, ordered[first : first + lanes], whole)
 
 
-def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[Item]) -> Iterator[Ball]:
+def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[Item], whole: bool) -> Iterator[Ball]:
     n, d = rows.shape
     signs = np.full((len(items), n), -1.0)
     start = np.zeros((len(items), d))
@@ -176,7 +183,7 @@ def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[I
         if item.start is not None:
             start[row] = np.clip(item.start / box, -1.0, 1.0)
     y, x = xp.asarray(signs), xp.asarray(start)
-    m = min(n, 3 * d + min(2 * d, max(len(item.active) for item in items)))
+    m = n if whole else min(n, 3 * d + min(2 * d, max(len(item.active) for item in items)))
     margins = _margins(xp, rows, offset, y, x)
     score = xp.where(y > 0, xp.full_like(y, -float("inf")), margins)
     lanes = np.arange(len(items))

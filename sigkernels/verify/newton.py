@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, concat, keep, matvec, mT, smallest, solve, solve_definite, to_numpy
+from .arrays import Array, concat, keep, matvec, mT, smallest, solve_definite, to_numpy
 from .cone import Cone, Found
 from .problem import Sets
 
-MAX_STEPS = 200  # of one run; most take 10 to 30
+MAX_STEPS = 200  # of one run; most take 3 to 10
 MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in closed form
 MAX_ROUNDS = 8
-WIDE = 90  # from this width on, sets are solved one at a time
-LANES = (8, 64)  # sets that are solved together, at least and at most
-GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
+WIDE = 40  # from this width on sets are solved one at a time: the rows of one stay in the cache
+WIDE_ON_DEVICE = 90  # … and on a GPU, where a small matrix product costs as much as starting it
+LANES = 64  # sets that are priced together, at most
 LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
+LEVEL = 1e-2  # of the slope at its start: where a line search ends
 PROX = {8: 1e-10, 4: 1e-6}  # by bytes, of the mean curvature: makes the Hessian definite, and does not move the minimum
 FLAT = {8: 3e-15, 4: 1e-6}  # … of the gradient, where it has vanished as far as this precision can tell
 
@@ -42,25 +43,29 @@ class Hinge(NamedTuple):
     feasible: Array  # [B] bool
 
 
-def _step_length(xp: Any, s: Array, q: Array) -> Array:
-    """The t > 0 that minimises ``½ Σ (s - t q)₊²`` for each row: Newton in one dimension inside a shrinking bracket."""
+def _step_length(xp: Any, s: Array, q: Array, descent: Array) -> Array:
+    """The t > 0 that minimises ``½ Σ (s - t q)₊²`` for each row, whose slope at 0 is ``-descent`` [B].
+
+    Newton in one dimension inside a shrinking bracket, until the slope is a small part of that.
+    """
     t = xp.ones(s.shape[0], dtype=s.dtype)
     low = xp.zeros(s.shape[0], dtype=s.dtype)
     high = xp.full(s.shape[0], float("inf"), dtype=s.dtype)
+    zero = xp.zeros_like(q)
     for _ in range(12):
         r = s - t[:, None] * q
-        rq = xp.where(r > 0, q, xp.zeros_like(q))
+        rq = xp.where(r > 0, q, zero)
         slope = -xp.sum(r * rq, axis=1)
+        level = xp.abs(slope) <= LEVEL * descent
+        if bool(xp.all(level)):
+            break
         curvature = xp.sum(rq * rq, axis=1)
         low = xp.where(slope < 0, t, low)
         high = xp.where(slope > 0, t, high)
         proposal = t - slope / xp.where(curvature > 0, curvature, xp.ones_like(curvature))
         middle = xp.where(high < float("inf"), 0.5 * (low + high), 2.0 * t)
         inside = (proposal > low) & (proposal < high) & (curvature > 0)
-        new = xp.where(slope == 0, t, xp.where(inside, proposal, middle))
-        if bool(xp.all(xp.abs(new - t) <= 1e-3 * t)):
-            return new
-        t = new
+        t = xp.where(level, t, xp.where(inside, proposal, middle))
     return t
 
 
@@ -90,8 +95,8 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
         h = xp.matmul(mT(masked), a)
         trace = xp.sum(h * eye[None, :, :], axis=(1, 2))
         h = h + ((prox / d) * trace + 1e-30)[:, None, None] * eye[None, :, :]
-        direction = solve(xp, h, g)
-        t = _step_length(xp, s, matvec(xp, a, direction))
+        direction = solve_definite(xp, h, g)
+        t = _step_length(xp, s, matvec(xp, a, direction), xp.sum(g * direction, axis=1))
         x = x + t[:, None] * direction
         s = 1.0 - matvec(xp, a, x)
     parts = [concat(xp, column) for column in zip(*finished, strict=True)]
@@ -99,8 +104,27 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
     return Hinge(*(xp.take(v, order, axis=0) for v in parts[1:]))
 
 
-def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 0.9, steps: int = MAX_STEPS) -> Hinge:
-    """The same for one set with rows ``y_i·rows_i`` [m, d]: for wide matrices, where the Hessian is what costs.
+def _search(xp: Any, s: Array, q: Array, descent: float) -> tuple[float, Array, Array]:
+    """The step of ``_step_length`` for one set [m] whose slope at 0 is ``-descent``; with ``s - t q`` and its hinge."""
+    t, low, high = 1.0, 0.0, float("inf")
+    zero = xp.zeros_like(s)
+    for left in reversed(range(12)):
+        r = s - t * q
+        hinge = xp.maximum(r, zero)
+        slope = -float(xp.matmul(hinge, q))
+        if abs(slope) <= LEVEL * descent or not left:
+            break
+        low, high = (t, high) if slope < 0 else (low, t)
+        moving = xp.where(r > 0, q, zero)
+        curvature = float(xp.matmul(moving, moving))
+        t = t - slope / curvature if curvature > 0 else low
+        if not low < t < high:
+            t = 0.5 * (low + high) if high < float("inf") else 2.0 * low
+    return t, r, hinge
+
+
+def hinge_newton_one(xp: Any, rows: Array, y: Array, x: Array, enough: float = 0.9, steps: int = MAX_STEPS) -> Hinge:
+    """The same for one set with rows ``y_i·rows_i`` [m, d]: for matrices so wide that the Hessian is what costs.
 
     It is built from the violated rows only, and changed by the rows that come and go where those are few.
     """
@@ -108,15 +132,15 @@ def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 
     size = _bytes(xp, x)
     h, before = None, None
     s = 1.0 - y * xp.matmul(rows, x)
+    hinge = xp.maximum(s, xp.zeros_like(s))
     for _ in range(steps):
-        violated = s > 0
-        at = xp.nonzero(violated)[0]
-        hinge = xp.where(violated, s, xp.zeros_like(s))
         if bool(xp.max(s) < enough):
             break
         g = xp.matmul(y * hinge, rows)
         if bool(xp.max(xp.abs(g)) <= FLAT[size] * xp.sum(hinge)):
             break
+        violated = s > 0
+        at = xp.nonzero(violated)[0]
         changed = xp.nonzero(violated != before)[0] if h is not None else at
         if h is None or 2 * changed.shape[0] >= at.shape[0]:
             part = xp.take(rows, at, axis=0)
@@ -126,20 +150,26 @@ def hinge_newton_wide(xp: Any, rows: Array, y: Array, x: Array, enough: float = 
             gone = xp.where(xp.take(violated, changed), xp.ones_like(part[:, 0]), -xp.ones_like(part[:, 0]))
             h = h + xp.matmul(mT(part), part * gone[:, None])
         before = violated
-        prox = PROX[size] * float(xp.sum(h * eye)) / rows.shape[1] + 1e-30
-        direction = solve_definite(xp, h + prox * eye, g)
-        change = y * xp.matmul(rows, direction)
-        t = _step_length(xp, s[None, :], change[None, :])
+        # Rows have norm 1, so their number is the trace.
+        curved = h + (PROX[size] * at.shape[0] / rows.shape[1] + 1e-30) * eye
+        direction = solve_definite(xp, curved[None, :, :], g[None, :])[0, :]
+        t, s, hinge = _search(xp, s, y * xp.matmul(rows, direction), float(xp.matmul(g, direction)))
         x = x + t * direction
-        s = s - t * change
     return Hinge(x[None, :], s[None, :], (xp.max(s) < enough)[None])
 
 
-def _one_by_one(xp: Any, a: Array, x: Array) -> Hinge:
-    """``hinge_newton_wide`` for each entry of a batch."""
-    ones = xp.ones(a.shape[1], dtype=x.dtype)
-    parts = [hinge_newton_wide(xp, a[i, :, :], ones, x[i, :]) for i in range(a.shape[0])]
-    return Hinge(*(concat(xp, column) for column in zip(*parts, strict=True)))
+def _on_working_rows(cone: Cone, y: Array, work: Array, x: Array) -> Hinge:
+    """Newton on the rows ``work`` [B, m] of each set, from ``x`` [B, D]."""
+    xp = cone.xp
+    sign = xp.take_along_axis(y, work, axis=1)
+    if cone.width >= (WIDE if xp is np else WIDE_ON_DEVICE):
+        parts = [
+            hinge_newton_one(xp, xp.take(cone.rows, work[i, :], axis=0), sign[i, :], x[i, :])
+            for i in range(work.shape[0])
+        ]
+        return Hinge(*(concat(xp, column) for column in zip(*parts, strict=True)))
+    rows = xp.reshape(xp.take(cone.rows, xp.reshape(work, (-1,)), axis=0), (*work.shape, cone.width))
+    return hinge_newton(xp, rows * sign[:, :, None], x)
 
 
 def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3) -> Array:
@@ -157,17 +187,13 @@ def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3)
     h = cone.gram[None, :, :] + xp.matmul(mT(rows), rows * (w - present)[:, :, None])
     g = matvec(xp, mT(rows), w + present) - cone.total[None, :]
     eye = xp.eye(cone.width, dtype=h.dtype)[None, :, :]
-    return solve(xp, h + (1e-6 * cone.size / cone.width) * eye, g)
+    return solve_definite(xp, h + (1e-6 * cone.size / cone.width) * eye, g)
 
 
 def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Iterator[Found]:
     """Weighted ridge, then projections onto the most violated row: finds witnesses of wide regions and nothing else."""
     xp = cone.xp
-    tried = found = 0
     for part in _chunks(cone, sets, which, min(32, 4_000_000 // cone.size)):
-        if tried and found * 8 < tried:
-            return  # the small sets, which come first, are the easy ones: the rest is not worth trying
-        tried += len(part)
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
@@ -178,11 +204,12 @@ def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Itera
             low = xp.min(margins, axis=1)
             scale = xp.sqrt(xp.sum(x * x, axis=1))
             done = low > 1e-9 * scale
-            if bool(xp.any(done)):
-                at = xp.nonzero(done)[0]
-                found += at.shape[0]
-                yield Found(part[to_numpy(xp.take(left, at))], cone.inputs(xp.take(x, at, axis=0)), [], [])
-                go = xp.nonzero(~done)[0]
+            # A few projections do not repair many violations.
+            leave = done | (_violated(xp, margins) > 2 * cone.width) if step == 0 else done
+            if bool(xp.any(leave)):
+                at, go = xp.nonzero(done)[0], xp.nonzero(~leave)[0]
+                if at.shape[0]:
+                    yield Found(part[to_numpy(xp.take(left, at))], cone.inputs(xp.take(x, at, axis=0)), [], [])
                 if go.shape[0] == 0:
                     break
                 x, y, left, worst, low = (xp.take(v, go, axis=0) for v in (x, y, left, worst, low))
@@ -204,7 +231,7 @@ def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Fo
         actives = cone.actives(sets, np.array([i]))
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
-        hinge = hinge_newton_wide(xp, cone.rows, y[0, :], x[0, :], enough=1.0, steps=MAX_STEPS_DFT)
+        hinge = hinge_newton_one(xp, cone.rows, y[0, :], x[0, :], enough=1.0, steps=MAX_STEPS_DFT)
         yes = to_numpy(hinge.feasible)
         yield _collect(cone, np.array([i]), xp.arange(cone.size)[None, :], hinge, yes, ~yes)
 
@@ -212,21 +239,17 @@ def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Fo
 def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
     """Decide the sets ``which`` by semismooth Newton on growing sets of rows."""
     xp, width = cone.xp, cone.width
-    # Enough sets to keep numpy's overhead small, few enough for their gathered rows [B, m, D] to stay in the cache.
-    for part in _chunks(cone, sets, which, max(LANES[0], min(LANES[1], GATHERED // (3 * width * width)))):
+    for part in _chunks(cone, sets, which, LANES):
         actives = cone.actives(sets, part)
         y = cone.signs(actives)
         x = weighted_ridge(cone, actives)
-        m = min(cone.size, 2 * width + min(2 * width, max(map(len, actives))))
+        m = min(cone.size, 3 * width + min(2 * width, max(map(len, actives))))
         margins = y * xp.matmul(x, mT(cone.rows))
-        # The active labels always belong to the working rows (when they are few: they are what is hard to satisfy).
-        chosen = xp.where(y > 0, xp.full_like(y, -float("inf")), margins)
+        chosen = _first_choice(cone, y, margins, m)
         lanes = np.arange(len(part))
         for _ in range(MAX_ROUNDS):
             work = smallest(xp, chosen, m)
-            rows = xp.reshape(xp.take(cone.rows, xp.reshape(work, (-1,)), axis=0), (*work.shape, width))
-            a = rows * xp.take_along_axis(y, work, axis=1)[:, :, None]
-            hinge = hinge_newton(xp, a, x) if width < WIDE else _one_by_one(xp, a, x)
+            hinge = _on_working_rows(cone, y, work, x)
             x = hinge.x
             margins = y * xp.matmul(x, mT(cone.rows))
             solved = xp.min(margins, axis=1) > 0
@@ -239,6 +262,26 @@ def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
             x, y, margins, work = (xp.take(v, go, axis=0) for v in (x, y, margins, work))
             chosen = keep(xp, margins, work)  # rows in play stay, the worst of the others come in
             m = min(cone.size, m + width)
+
+
+def _violated(xp: Any, margins: Array) -> Array:
+    """How many margins [B, N] are negative [B]."""
+    return xp.count_nonzero(margins < 0, axis=1)
+
+
+def _first_choice(cone: Cone, y: Array, margins: Array, m: int) -> Array:
+    """Scores [B, N] whose m smallest are the first working rows.
+
+    The active labels always belong to them (when they are few: they are what is hard to satisfy), then come the worst
+    rows. Where those all are violated they lie on one side of the hyperplane of x, so that -x satisfies them and they
+    decide nothing: half of their places go to rows from everywhere.
+    """
+    xp = cone.xp
+    every = max(1, 2 * cone.size // (3 * cone.width))
+    everywhere = (xp.arange(cone.size) % every == 0)[None, :]
+    one_sided = _violated(xp, margins) > m
+    first = (y > 0) | (everywhere & one_sided[:, None])
+    return xp.where(first, xp.full_like(margins, -float("inf")), margins)
 
 
 def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.ndarray, no: np.ndarray) -> Found:
@@ -257,7 +300,7 @@ def _chunks(cone: Cone, sets: Sets, which: np.ndarray, lanes: int) -> Iterator[n
     ordered = which[np.argsort(sets.sizes[which], kind="stable")]
     start = 0
     while start < len(ordered):
-        size = max(1, min(lanes, LARGEST // cone.width**2))
+        size = max(1, min(lanes, LARGEST // cone.width**2, LARGEST // cone.size))
         while size > 1:
             longest = int(sets.sizes[ordered[start : start + size]][-1])
             if size * (longest + 1) * cone.width <= LARGEST:

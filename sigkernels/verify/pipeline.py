@@ -22,7 +22,7 @@ from .report import Report, StageReport
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
 
 SINGLE_FIRST = ("cuda",)  # devices on which float32 is so much faster that witnesses are sought in it first
-MOTZKIN_WIDTH = 200  # from this width on, a cheap search for witnesses before Newton pays
+MOTZKIN_WIDTH = 300  # from this width on, a cheap search for witnesses before Newton pays
 
 
 class _Stage(NamedTuple):

@@ -16,7 +16,9 @@ from .exact import MAX_WIDTH, gordan_alternative
 from .interior import Item, balls
 from .ledger import Ledger
 from .lp import polish, programs
-from .refine import Vertex
+from .refine import vertices
+
+WHOLE_WIDTH = 64  # columns of a DFT from which the interior-point method on all rows beats linear programs on few
 
 
 class Progress:
@@ -102,14 +104,13 @@ class _Rows(NamedTuple):
 
 
 def _refine(ledger: Ledger, i: int, x: ndarray, support: ndarray) -> None:
-    """Have the vertex with these tight labels proved in twice the precision."""
-    vertex = Vertex(ledger.problem, ledger.sets[i], x, support)
-    answer = vertex.solve() if vertex.is_square() else None
-    if answer is not None:
-        point, multipliers = answer
-        ledger.offer(i, Certificate("witness", witness=point))
-        if all(m > 0 for m in multipliers):
-            ledger.offer(i, Certificate("dual", support=support, multipliers=multipliers))
+    """Have the vertex with these tight labels, and those that pivots lead to, proved in twice the precision."""
+    for tight, vertex in vertices(ledger.problem, ledger.sets[i], x, support):
+        ledger.offer(i, Certificate("witness", witness=vertex.point))
+        if all(m > 0 for m in vertex.multipliers):
+            ledger.offer(i, Certificate("dual", support=tight, multipliers=vertex.multipliers))
+        if ledger.is_closed(i):
+            return
 
 
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
@@ -118,9 +119,10 @@ def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
         return
     mine = _Rows.of(ledger)
     items = mine.items(ledger, which)
+    whole = ledger.problem.k >= 0 and ledger.problem.d >= WHOLE_WIDTH
     active = {item.number: item.active for item in items}
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
-        for ball in balls(xp, mine.rows, mine.offset, ledger.problem.box, items):
+        for ball in balls(xp, mine.rows, mine.offset, ledger.problem.box, items, whole):
             vertex = ball.x, ball.support[ball.tight], ball.multipliers[ball.tight]
             sharp = polish(mine.rows, mine.offset, active[ball.number], ledger.problem.box, *vertex)
             mine.offer(ledger, ball.number, *sharp)
