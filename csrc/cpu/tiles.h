@@ -169,7 +169,7 @@ struct Tiles {
         if (!fetch) return block.add(from, weight_stride, 1, xs, PW, depth);
         const auto* next = from + job.tile * weight_stride;
         for (int64_t j = 0; j < depth; j += kLine) {
-            SK_EACH(i, R::value) __builtin_prefetch(next + i * weight_stride + j, 0, 2);
+            SK_EACH(i, R::value) __builtin_prefetch(next + i * weight_stride + j, 0, 3);
             block.add(from + j, weight_stride, 1, xs + j * PW, PW, depth - j < kLine ? depth - j : kLine);
         }
     }
