@@ -19,9 +19,10 @@ from sigkernels.backends.tiles import tile_factors
 from sigkernels.layer import Layer
 
 from .ptxas import usages
-from .toolchain import CSRC, KERNELS, fingerprint, must, need, run
+from .toolchain import CSRC, KERNELS, bindings, fingerprint, must, need, run
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
+LINKED = "sm_80"  # the architecture of the extension that is linked below
 LOSSES = ("fused_loss", "confusion_loss", "add_slabs")
 REGISTERS = 128  # two blocks of 256 threads on a multiprocessor of 65536
 # Bytes of shared memory that a block may have; a multiprocessor has 1 KB more, and each block costs 1 KB beside.
@@ -29,14 +30,16 @@ SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "sm_12
 
 
 def compile_one(cache: Path, kernel: str, arch: str) -> Path:
-    """One ``.cu`` for one architecture as an object; what ptxas said lies beside it."""
+    """One ``.cu`` for one architecture; what ptxas said lies beside it. An object where the extension needs one, else
+    the device's code alone."""
     out = cache / f"nvcc-{fingerprint(folders=(CSRC / 'cuda', CSRC / 'core'))}"
     out.mkdir(parents=True, exist_ok=True)
-    result = out / f"{kernel}.{arch}.o"
+    kind, what = ("o", "-c") if arch == LINKED else ("cubin", "-cubin")
+    result = out / f"{kernel}.{arch}.{kind}"
     if not result.exists():
         command = [need("nvcc"), "-std=c++17", "-O3", f"-I{CSRC}", f"-arch={arch}", "-Werror", "all-warnings"]
-        command += ["-Xptxas", "-v,-warn-spills,-Werror", "-Xcompiler", "-fPIC", "-c"]
-        unfinished = out / f"{kernel}.{arch}.unfinished.o"
+        command += ["-Xptxas", "-v,-warn-spills,-Werror", "-Xcompiler", "-fPIC", what]
+        unfinished = out / f"{kernel}.{arch}.unfinished.{kind}"
         done = must([*command, CSRC / "cuda" / f"{kernel}.cu", "-o", unfinished])
         result.with_suffix(".txt").write_text(done.stderr)
         unfinished.rename(result)
@@ -124,21 +127,16 @@ def _disassembler() -> str:
 @pytest.fixture(scope="module")
 def extension(compiled, artefacts: Path) -> Path:
     """``_cuda`` linked as setup.py links it: the objects, the bindings, the static runtime."""
-    pybind11 = pytest.importorskip("pybind11")
     told = run([need("nvcc"), "--dryrun", "-c", "x.cu"]).stderr
     toolkit = Path(re.search(r"^#\$ TOP=(.*)$", told, re.MULTILINE)[1]).resolve()
     runtime = next(toolkit.glob("**/libcudart_static.a"), None)
     if runtime is None:
         pytest.skip("the static CUDA runtime is not installed")
-    out = compiled["fused_loss", "sm_80"].parent
-    module = out / f"_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
+    module = compiled["fused_loss", LINKED].parent / f"_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not module.exists():
-        include = [pybind11.get_include(), sysconfig.get_paths()["include"], CSRC]
-        compiler = [need("g++"), "-std=c++17", "-O0", "-fPIC", *(f"-I{path}" for path in include)]
-        must([*compiler, "-c", CSRC / "cuda" / "bindings.cpp", "-o", out / "bindings.o"])
-        objects = [compiled[kernel, "sm_80"] for kernel in KERNELS]
+        objects = [*(compiled[kernel, LINKED] for kernel in KERNELS), bindings(artefacts)]
         libraries = [f"-L{runtime.parent}", "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
-        must([need("g++"), "-shared", *objects, out / "bindings.o", *libraries, "-o", module])
+        must([need("g++"), "-shared", *objects, *libraries, "-o", module])
     return module
 
 

@@ -63,7 +63,18 @@ PLANTS = {
 }  # fmt: skip
 
 
-def build(cache: Path, sanitizer: str, plant: Plant | None = None) -> Path:
+def build_scheduler(cache: Path, sanitizer: str) -> Path:
+    """The shim's own part, which is not instrumented: it looks at every thread's state. All programs share it."""
+    made = cache / f"{sanitizer}-{fingerprint()}.o"
+    if not made.exists():
+        flags = [flag for flag in FLAGS[sanitizer] if flag.startswith("-D")]
+        unfinished = made.with_suffix(".unfinished.o")
+        must([need("g++"), "-std=c++17", "-O1", f"-I{SHIM}", *flags, "-c", SHIM / "cuda_shim.cpp", "-o", unfinished])
+        unfinished.rename(made)
+    return made
+
+
+def build(cache: Path, scheduler: Path, sanitizer: str, plant: Plant | None = None) -> Path:
     """``shim/sanitize.cpp`` with a sanitizer, from the sources or from a copy with a planted bug."""
     out = cache / f"{sanitizer}-{fingerprint(repr(plant))}"
     program = out / "sanitize"
@@ -79,14 +90,10 @@ def build(cache: Path, sanitizer: str, plant: Plant | None = None) -> Path:
     csrc = out / "csrc"
     include = ["-Wno-unknown-pragmas", f"-I{SHIM}", f"-I{csrc}", f"-I{csrc / 'cuda'}", "-DSIGKERNELS_HOST_SHIM"]
     compiler = [need("g++"), "-std=c++17", *include]
-    # The scheduler itself is not instrumented: it looks at every thread's state.
-    shim_flags = [flag for flag in FLAGS[sanitizer] if flag.startswith("-D")]
     short = [] if plant is None else ["-DSANITIZE_ONLY_F32"]
     must([*compiler, "-O1", "-g", *short, *FLAGS[sanitizer], "-c", SHIM / "sanitize.cpp", "-o", out / "sanitize.o"])
-    must([*compiler, "-O1", *shim_flags, "-c", SHIM / "cuda_shim.cpp", "-o", out / "cuda_shim.o"])
     unfinished = out / "unfinished"
-    objects = [out / "sanitize.o", out / "cuda_shim.o"]
-    must([need("g++"), f"-fsanitize={sanitizer}", *objects, "-o", unfinished])
+    must([need("g++"), f"-fsanitize={sanitizer}", out / "sanitize.o", scheduler, "-o", unfinished])
     unfinished.rename(program)
     return program
 
@@ -97,7 +104,8 @@ def programs(artefacts: Path) -> dict[str, Path]:
     need("g++"), need("setarch")
     wanted = {name: (name, None) for name in FLAGS} | {name: (plant.sanitizer, plant) for name, plant in PLANTS.items()}
     with ThreadPoolExecutor(2) as pool:
-        built = pool.map(lambda what: build(artefacts, *what), wanted.values())
+        schedulers = dict(zip(FLAGS, pool.map(lambda name: build_scheduler(artefacts, name), FLAGS), strict=True))
+        built = pool.map(lambda what: build(artefacts, schedulers[what[0]], *what), wanted.values())
         return dict(zip(wanted, built, strict=True))
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,13 +32,22 @@ SHARED_SUITE = [f"tests/test_{op}.py" for op in ("fused_loss", "logits", "topk",
 SHARED_PART = "triton and (odd or one-label or empty-batch or every_form)"
 
 
+@pytest.fixture(scope="module")
+def children() -> dict[str, subprocess.CompletedProcess[str]]:
+    """Both parts at once: each is one thread."""
+    pytest.importorskip("triton", minversion="3.7")
+    parts = {"kernels": [Path(__file__)], "shared suite": [*SHARED_SUITE, "-k", SHARED_PART]}
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=0"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    with ThreadPoolExecutor(len(parts)) as pool:
+        done = pool.map(lambda what: run([*pytest_, *what], env=environment, cwd=ROOT), parts.values())
+        return dict(zip(parts, done, strict=True))
+
+
 @pytest.mark.skipif(INTERPRETED, reason="this is the child process")
 @pytest.mark.parametrize("part", ["kernels", "shared suite"])
-def test_in_the_interpreter(part):
-    pytest.importorskip("triton", minversion="3.7")
-    what = [Path(__file__)] if part == "kernels" else [*SHARED_SUITE, "-k", SHARED_PART]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=0", *what]
-    done = run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT)
+def test_in_the_interpreter(children, part):
+    done = children[part]
     assert done.returncode == 0, done.stdout[-6000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed and int(passed[1]) >= 10, done.stdout[-500:]

@@ -1,15 +1,16 @@
-"""The Triton kernel of the LML projection: interpreted on the CPU, and compiled ahead for NVIDIA and AMD.
+"""The Triton kernel of the LML projection, interpreted on the CPU; ``test_triton_compiled.py`` has it compiled ahead.
 
-Both run in a child process, because Triton reads TRITON_INTERPRET when it is imported.
+In a child process, because Triton reads TRITON_INTERPRET when it is imported.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from .toolchain import ROOT, must
 
 pytest.importorskip("triton")
 
@@ -73,55 +74,7 @@ assert triton.project(torch.empty(0, 9), 3)[0].shape == (0, 9)
 print("interpreted")
 """
 
-COMPILED = """
-import sys
-sys.path.insert(0, "tests/kernels")
-import torch
-import triton
-import triton_ahead
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from sigkernels.backends.triton import lml
-
-kind, arch, warp = sys.argv[1], sys.argv[2], int(sys.argv[3])
-target = GPUTarget(kind, int(arch) if arch.isdigit() else arch, warp)
-names = ("z", "grad", "out", "nus", "slopes", "totals", "n", "k")
-steps = (
-    (torch.float32, "*fp32", 1),
-    (torch.bfloat16, "*bf16", 2),
-    (torch.float64, "*fp64", 0),
-    (torch.float32, "*fp32", 3),
-)
-for dtype, pointer, step in steps:
-    signature = dict(zip(names, [pointer] * 3 + ["*fp64"] * 3 + ["i32", "i32"]))
-    constants = lml.constants(step, 100_000, dtype)
-    signature |= {name: "constexpr" for name in constants}
-    source = ASTSource(fn=lml.lml_kernel, signature=signature, constexprs=constants)
-    made = triton.compile(source, target=target, options={"num_warps": 8})
-    report = triton_ahead.nvidia(made.asm["ptx"]) if kind == "cuda" else triton_ahead.amd(made.asm["amdgcn"])
-    assert report["spills"] == 0, (dtype, step, report)
-    assert made.metadata.shared <= 48 * 1024, made.metadata.shared
-print("compiled")
-"""
-
-
-def run(code: str, *arguments: str, **environment: str) -> str:
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": os.pathsep.join(["."] + ([env["PYTHONPATH"]] if "PYTHONPATH" in env else [])), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
 
 def test_interpreted():
-    assert "interpreted" in run(INTERPRETED, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
-
-
-TARGETS = [("cuda", "80", "32"), ("cuda", "90", "32"), ("cuda", "100", "32"), ("hip", "gfx942", "64")]
-
-
-@pytest.mark.parametrize("target", TARGETS, ids="-".join)
-def test_compiles_ahead(target, tmp_path):
-    assert "compiled" in run(COMPILED, *target, TRITON_CACHE_DIR=str(tmp_path))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    assert "interpreted" in must([sys.executable, "-c", INTERPRETED], env=environment, cwd=ROOT, timeout=300).stdout

@@ -64,19 +64,29 @@ def compile_host(out: Path, flags: Sequence[str], csrc: Path = CSRC, shim_flags:
     return [*objects, out / "cuda_shim.o"]
 
 
+def bindings(cache: Path) -> Path:
+    """``bindings.cpp`` as an object: it knows addresses and sizes only, so the shim and the GPU share it."""
+    pybind11 = pytest.importorskip("pybind11")
+    made = cache / f"bindings-{fingerprint(sys.version)}.o"
+    if not made.exists():
+        include = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}", f"-I{CSRC}"]
+        unfinished = made.with_suffix(".unfinished.o")
+        compiler = [need("g++"), "-std=c++17", "-O0", "-fPIC", *include]
+        must([*compiler, "-c", CSRC / "cuda" / "bindings.cpp", "-o", unfinished])
+        unfinished.rename(made)
+    return made
+
+
 def host_module(cache: Path) -> Path:
     """``_cuda`` built against the shim: the same bindings and launchers, on host memory."""
-    pybind11 = pytest.importorskip("pybind11")
     out = cache / f"host-{fingerprint(sys.version)}"
     module = out / f"_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not module.exists():
         out.mkdir(parents=True, exist_ok=True)
-        objects = compile_host(out, ["-O1"])
-        include = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}", f"-I{CSRC}"]
-        bindings = out / "bindings.o"
-        compiler = [need("g++"), "-std=c++17", "-O0", "-fPIC", *include]
-        must([*compiler, "-c", CSRC / "cuda" / "bindings.cpp", "-o", bindings])
+        with ThreadPoolExecutor(1) as beside:
+            bound = beside.submit(bindings, cache)
+            objects = compile_host(out, ["-O1"])
         unfinished = out / "unfinished.so"
-        must([need("g++"), "-shared", *objects, bindings, "-o", unfinished])
+        must([need("g++"), "-shared", *objects, bound.result(), "-o", unfinished])
         unfinished.rename(module)
     return module

@@ -72,14 +72,15 @@ def _launch(
     tensors, sizes = _arguments(chunk)
     constants = _constants(chunk)
     shape = (chunk.batch, chunk.layer.num_rows, chunk.slack.shape[1])
-    device, dtype = chunk.slack.device, chunk.slack.dtype
+    device = chunk.slack.device
+    kind = configs.kind_of(chunk.slack.dtype, constants["PRECISION"] == "tf32")
 
     def run(config: configs.Config) -> None:
-        kernel[grid(config)](*tensors, *args, *sizes, **kw, **constants, **config._asdict())
+        kernel[grid(config)](*tensors, *args, *sizes, **kw, **constants, **config.options())
 
     with _on(chunk.slack):
-        configs.tune(name, dtype, device, shape, run)
-        run(configs.choose(name, dtype, device, shape))
+        configs.tune(name, kind, device, shape, run)
+        run(configs.choose(name, kind, device, shape))
 
 
 def _scan(name: str, kernel: Any, chunk: Chunk, programs: int, *args: Any, **kw: Any) -> None:

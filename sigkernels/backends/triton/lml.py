@@ -13,9 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..torch_lml import Root
+from . import configs
 
 _SOLVE, _PROJECT, _PULLBACK, _SPREAD = range(4)
-_MAX_BLOCK = 4096
+_MAX_BLOCK_BYTES = 16384  # of a row, in registers
+_NUM_WARPS = 8
+_MAX_REGISTERS = (
+    255  # of a thread, on NVIDIA. Left alone, ptxas spills a few to get one more block onto a multiprocessor
+)
 
 
 @triton.jit
@@ -159,12 +164,17 @@ def constants(step: int, n: int, dtype: torch.dtype) -> dict[str, object]:
     wide = dtype == torch.float64
     return {
         "STEP": step,
-        "BLOCK": max(16, min(triton.next_power_of_2(n), _MAX_BLOCK)),
+        "BLOCK": max(16, min(triton.next_power_of_2(n), _MAX_BLOCK_BYTES // (8 if wide else 4))),
         "REAL": tl.float64 if wide else tl.float32,
         "LIMIT": 8.9e307 if wide else 1.7e38,
         "LAST_STEP": 1e-8 if wide else 1e-4,
         "EPS": 4.6e-16 if wide else 1e-10,
     }
+
+
+def options(platform: str) -> dict[str, int]:
+    """How the kernel is compiled on "cuda" or "hip"."""
+    return {"num_warps": _NUM_WARPS} | ({"maxnreg": _MAX_REGISTERS} if platform == "cuda" else {})
 
 
 def solve(z: Tensor, k: int) -> Root:
@@ -213,5 +223,6 @@ def _launch(
         given if given is not None else spare for given, spare in ((grad, z), (out, z), (total, root.nu))
     )
     lml_kernel[(z.shape[0],)](
-        z, grad, out, root.nu, root.slope, total, z.shape[1], k, **constants(step, z.shape[1], z.dtype), num_warps=8
-    )
+        z, grad, out, root.nu, root.slope, total, z.shape[1], k,
+        **constants(step, z.shape[1], z.dtype), **options(configs.platform()),
+    )  # fmt: skip

@@ -44,6 +44,16 @@ def score_of(z, beta, eta, FORM: tl.constexpr, MIRRORED: tl.constexpr):
     return s, slope, steep, t
 
 
+@triton.jit
+def setting(of, label, in_label, NUMBER: tl.constexpr, GIVEN: tl.constexpr, ACC: tl.constexpr):
+    """β or η of a tile's labels. Loaded where it is used: held during the products it would take their registers."""
+    if GIVEN:
+        value = tl.load(of + label, mask=in_label, other=NUMBER)
+    else:
+        value = tl.full(label.shape, NUMBER, ACC)
+    return value
+
+
 @triton.jit(do_not_specialize=["label_start", "batch", "labels", "rank", "even", "columns", "tiles", "rows"])
 def confusion_loss_kernel(
     x, dft, weight, bias, u, v, turn,
@@ -77,19 +87,11 @@ def confusion_loss_kernel(
     logits += program * rows * BN
     slabs += program * batch * (columns + slack)
     column = tl.arange(0, BN)
-    loss = tl.zeros((BN,), tl.float64)
+    loss = tl.zeros((), tl.float64)
     for tile in tl.range(first, last, disable_licm=True):
         tl.debug_barrier()  # what the scratch arrays hold of the tile before has been read
         label = tile * BN + column
         in_label = label < labels
-        if HAS_BETA:
-            beta = tl.load(betas + label, mask=in_label, other=1.0)
-        else:
-            beta = tl.full((BN,), BETA, ACC)
-        if HAS_ETA:
-            eta = tl.load(etas + label, mask=in_label, other=0.0)
-        else:
-            eta = tl.full((BN,), ETA, ACC)
         tp = tl.zeros((BN,), tl.float64)
         s = tl.zeros((BN,), tl.float64)
         p = tl.zeros((BN,), tl.float64)
@@ -104,6 +106,8 @@ def confusion_loss_kernel(
             y = target_tile(indices, at, dense, dense_stride, label_start, batch, tile, row0, mask, SPARSE, BM, BN, ACC)
             if MIRRORED:
                 y = 1.0 - y
+            beta = setting(betas, label, in_label, BETA, HAS_BETA, ACC)
+            eta = setting(etas, label, in_label, ETA, HAS_ETA, ACC)
             score, _, _, _ = score_of(z, beta[None, :], eta[None, :], FORM, MIRRORED)
             score = tl.where(mask, score, 0.0)
             tp += tl.sum(score * y, axis=0).to(tl.float64)
@@ -113,7 +117,7 @@ def confusion_loss_kernel(
         usable = tl.abs(under) > TINY
         inverse = tl.where(usable, 1.0 / tl.where(usable, under, 1.0), 0.0)
         value = (METRIC[0] * tp + METRIC[1] * s + METRIC[2] * p + METRIC[3] * batch) * inverse
-        loss += tl.where(in_label, 1.0 - value, 0.0)
+        loss += tl.sum(tl.where(in_label, 1.0 - value, 0.0), axis=0)
         if NEED_X or NEED_WEIGHT or NEED_BIAS or NEED_BETA or NEED_ETA:
             on_y = (-SCALE * METRIC[0] * inverse).to(ACC)
             on_all = (-SCALE * (METRIC[1] - METRIC[4] * value) * inverse).to(ACC)
@@ -130,6 +134,8 @@ def confusion_loss_kernel(
                 )
                 if MIRRORED:
                     y = 1.0 - y
+                beta = setting(betas, label, in_label, BETA, HAS_BETA, ACC)
+                eta = setting(etas, label, in_label, ETA, HAS_ETA, ACC)
                 _, slope, steep, t = score_of(z, beta[None, :], eta[None, :], FORM, MIRRORED)
                 by_score = tl.where(mask, on_y[None, :] * y + on_all[None, :], 0.0)
                 if NEED_BETA:
@@ -145,7 +151,8 @@ def confusion_loss_kernel(
             if NEED_BETA:
                 tl.store(grad_beta + label, by_beta, mask=in_label)
             if NEED_ETA:
-                tl.store(grad_eta + label, by_eta * beta, mask=in_label)
+                by_eta *= setting(betas, label, in_label, BETA, HAS_BETA, ACC)
+                tl.store(grad_eta + label, by_eta, mask=in_label)
             if NEED_BIAS:
                 if SCALED:
                     bias_sum *= tl.load(out_scale)
@@ -157,4 +164,4 @@ def confusion_loss_kernel(
                     batch, labels, slack, rank, even, columns, tile, tile - first,
                     NEED_X, NEED_WEIGHT, False, SCALED, BM, BN, BK, HAS_DFT, DTYPE, ACC, PRECISION,
                 )  # fmt: skip
-    tl.store(values + program, tl.sum(loss, axis=0))
+    tl.store(values + program, loss)

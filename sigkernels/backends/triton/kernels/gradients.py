@@ -28,6 +28,9 @@ def add_gradients(
     DTYPE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The products of ∂loss/∂z with x (written once), and with S, U and V."""
+    # As for the logits: on the FMA units a sum over labels takes few of them at a time, and loads S again for each block
+    # of rows. On tensor cores S stays.
+    GB: tl.constexpr = 16 if DTYPE == ACC and PRECISION == "ieee" else BN
     inner = tl.arange(0, BN)
     r = tl.arange(0, BM)[:, None]
     width = columns + slack
@@ -51,19 +54,31 @@ def add_gradients(
             made = narrow(total, grad_weight.dtype.element_ty, DTYPE)
             tl.store(grad_weight + place, made, mask=in_label & (column < slack))
         if NEED_X:
-            w = tl.load(weight + place, mask=in_label & (column < slack), other=0.0).to(DTYPE)
+            if GB == BN:
+                w = tl.load(weight + place, mask=in_label & (column < slack), other=0.0).to(DTYPE)
             for row0 in tl.range(0, batch, BM, disable_licm=True):
-                g = tl.load(scratch + wide(row0) * BN + (r * BN + inner[None, :])).to(DTYPE)
-                dx = tl.dot(g, w, input_precision=PRECISION, out_dtype=ACC)
+                if GB == BN:
+                    g = tl.load(scratch + wide(row0) * BN + (r * BN + inner[None, :])).to(DTYPE)
+                    dx = tl.dot(g, w, input_precision=PRECISION, out_dtype=ACC)
+                else:
+                    dx = tl.zeros((BM, BK), ACC)
+                    for part in tl.range(0, BN, GB, disable_licm=True):
+                        few = part + tl.arange(0, GB)
+                        g = tl.load(scratch + wide(row0) * BN + (r * BN + few[None, :])).to(DTYPE)
+                        mask = (tile * BN + few < labels)[:, None] & (column < slack)
+                        w = tl.load(weight + (few[:, None] * slack + column), mask=mask, other=0.0).to(DTYPE)
+                        dx = tl.dot(g, w, dx, input_precision=PRECISION, out_dtype=ACC)
                 mask = (row0 + r < batch) & (column < slack)
                 add_to(slab + wide(row0) * width + columns + (r * width + column), dx, mask, more)
     if NEED_X and HAS_DFT:
         for row0 in tl.range(0, batch, BM, disable_licm=True):
             for rank0 in tl.range(0, rank, RB, disable_licm=True):
                 tl.debug_barrier()  # the slab holds what the ranks before have added
-                g = tl.load(scratch + wide(row0) * BN + (r * BN + inner[None, :])).to(DTYPE)
                 c = tl.zeros((BM, RB), ACC)
-                c = factor_dot(g, tl.trans(basis(u, rank, rank0, BN)), c, DTYPE, ACC, PRECISION)
+                for part in tl.range(0, BN, GB, disable_licm=True):
+                    few = part + tl.arange(0, GB)
+                    g = tl.load(scratch + wide(row0) * BN + (r * BN + few[None, :])).to(DTYPE)
+                    c = factor_dot(g, tl.trans(basis(u, rank, rank0, few)), c, DTYPE, ACC, PRECISION)
                 for start in tl.range(0, columns, BK, disable_licm=True):
                     column = start + tl.arange(0, BK)[None, :]
                     m = turned(v, turn, rank, even, columns, tile, rank0, start, BK)

@@ -77,10 +77,10 @@ def turned(v, turn, rank, even, columns, tile, rank0, start, BK: tl.constexpr):
 
 
 @triton.jit
-def basis(u, rank, rank0, BN: tl.constexpr):
-    """``Uᵀ [RB, BN]``: columns of U from rank0 on; zero outside."""
+def basis(u, rank, rank0, inner):
+    """Rows of ``Uᵀ`` from rank0 on, RB of them, and the columns ``inner``; zero outside."""
     i = rank0 + tl.arange(0, RB)[:, None]
-    return tl.load(u + tl.arange(0, BN)[None, :] * rank + i, mask=i < rank, other=0.0)
+    return tl.load(u + inner[None, :] * rank + i, mask=i < rank, other=0.0)
 
 
 @triton.jit
@@ -99,6 +99,8 @@ def logit_tile(
     ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``z [BM, BN]`` in ACC, and the labels (counted from the layer's first) of its columns."""
+    # A product on the FMA units has its operands in registers, all columns at once: take few of them at a time.
+    KB: tl.constexpr = 16 if DTYPE == ACC and PRECISION == "ieee" else BK
     # Places are a 64-bit start plus 32-bit offsets within the block: half the registers.
     r = tl.arange(0, BM)[:, None]
     inner = tl.arange(0, BN)
@@ -109,25 +111,25 @@ def logit_tile(
     x += wide(row0) * slack
     weight += wide(tile) * BN * slack
     z = tl.zeros((BM, BN), ACC)
+    # Columns from the last to the first, and slack before them: column 0 carries the prior of all labels, and what comes
+    # after a large number is rounded with it.
+    for start in tl.range(0, slack, KB, disable_licm=True):
+        column = start + tl.arange(0, KB)[None, :]
+        a = tl.load(x + (r * slack + column), mask=in_row & (column < slack), other=0.0).to(DTYPE)
+        w = tl.load(
+            weight + (inner[:, None] * slack + column), mask=in_label[:, None] & (column < slack), other=0.0
+        ).to(DTYPE)
+        z = tl.dot(a, tl.trans(w), z, input_precision=PRECISION, out_dtype=ACC)
     if HAS_DFT:
         for rank0 in tl.range(0, rank, RB, disable_licm=True):
             c = tl.zeros((BM, RB), ACC)
-            # From the last column to the first: column 0 carries the prior of all labels, and what comes after a large
-            # number is rounded with it.
             for done in tl.range(0, columns, BK, disable_licm=True):
                 start = (columns - 1) // BK * BK - done
                 column = start + tl.arange(0, BK)[None, :]
                 a = tl.load(dft + (r * dft_stride + column), mask=in_row, other=0.0).to(DTYPE)
                 m = turned(v, turn, rank, even, columns, tile, rank0, start, BK)
                 c = factor_dot(a, tl.trans(m), c, DTYPE, ACC, PRECISION)
-            z = two_factor_dot(c, basis(u, rank, rank0, BN), z, DTYPE, ACC, PRECISION)
-    for start in tl.range(0, slack, BK, disable_licm=True):
-        column = start + tl.arange(0, BK)[None, :]
-        a = tl.load(x + (r * slack + column), mask=in_row & (column < slack), other=0.0).to(DTYPE)
-        w = tl.load(
-            weight + (inner[:, None] * slack + column), mask=in_label[:, None] & (column < slack), other=0.0
-        ).to(DTYPE)
-        z = tl.dot(a, tl.trans(w), z, input_precision=PRECISION, out_dtype=ACC)
+            z = two_factor_dot(c, basis(u, rank, rank0, inner), z, DTYPE, ACC, PRECISION)
     if HAS_BIAS:
         z += tl.load(bias + label, mask=in_label, other=0.0).to(ACC)[None, :]
     return z, label
