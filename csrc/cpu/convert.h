@@ -54,8 +54,9 @@ template <class C>
 struct Narrow<Bf16, C> {
     static SK_INLINE Bf16 from(C a) {
         const uint32_t u = bit_cast<uint32_t>(static_cast<float>(a));
-        if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40u)};  // NaN stays NaN
-        return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};                  // to nearest even
+        // To nearest even; NaN stays NaN.  A choice of two numbers and not of two ways, so that loops become vectors.
+        const uint32_t nan = (u >> 16) | 0x40u, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+        return {static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
     }
 };
 template <class C>

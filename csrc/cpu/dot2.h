@@ -28,23 +28,42 @@ constexpr bool kDot2 = false;
 
 SK_INLINE Pair pair_of(Bf16 low, Bf16 high) { return low.bits | static_cast<Pair>(high.bits) << 16; }
 
+// The vector of pairs beside a vector of floats, whole or half.
+template <class V>
+struct Pairs;
+template <>
+struct Pairs<Simd<float>::V> {
+    using type = PairV;
+};
+template <>
+struct Pairs<Simd<float>::Half> {
+    typedef Pair type __attribute__((vector_size(SK_VEC_BYTES / 2)));
+};
+
 // acc + low(a) low(b) + high(a) high(b), in every lane
-SK_INLINE Simd<float>::V dot2(Simd<float>::V acc, PairV a, PairV b) {
+template <class V>
+SK_INLINE V dot2(V acc, typename Pairs<V>::type a, typename Pairs<V>::type b) {
 #if defined(SK_DOT2) && defined(__AVX512BF16__)
-    return (Simd<float>::V)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+    if constexpr (sizeof(V) == 64)
+        return (V)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+    else
+        return (V)_mm256_dpbf16_ps((__m256)acc, (__m256bh)a, (__m256bh)b);
 #else
-    using V = Simd<float>::V;
     acc += (V)(a << 16) * (V)(b << 16);
     return acc + (V)(a & 0xffff0000u) * (V)(b & 0xffff0000u);
 #endif
 }
 
-// The upper halves are x rounded to bfloat16, to nearest even; NaN stays NaN.
-SK_INLINE PairV rounded(Simd<float>::V x) {
+// x rounded to bfloat16, to nearest even; NaN stays NaN.
+SK_INLINE HalfV rounded(Simd<float>::V x) {
+#if defined(SK_DOT2) && defined(__AVX512BF16__)
+    return (HalfV)_mm512_cvtneps_pbh((__m512)x);
+#else
     const PairV u = (PairV)x;
     const PairV up = u + 0x7fffu + ((u >> 16) & 1u);
     const PairV nan = (PairV)(x != x);
-    return (nan & (u | 0x400000u)) | (~nan & up);
+    return __builtin_convertvector(((nan & (u | 0x400000u)) | (~nan & up)) >> 16, HalfV);
+#endif
 }
 
 // Pairs of two rows: [count][PW] floats → [(count + 1) / 2][PW]
@@ -54,7 +73,8 @@ SK_INLINE void pair_rows(const float* g, int64_t count, Pair* out) {
     for (int64_t t = 0; t < count; t += 2)
         for (int v = 0; v < PW; v += L) {
             const V first = load<V>(g + t * PW + v), second = t + 1 < count ? load<V>(g + (t + 1) * PW + v) : V{};
-            store(out + t / 2 * PW + v, (rounded(first) >> 16) | (rounded(second) & 0xffff0000u));
+            const PairV low = __builtin_convertvector(rounded(first), PairV);
+            store(out + t / 2 * PW + v, low | __builtin_convertvector(rounded(second), PairV) << 16);
         }
 }
 
@@ -65,10 +85,7 @@ SK_INLINE void pair_lanes(const float* g, int64_t count, const float* scale, int
     constexpr int L = Simd<float>::kLanes, PW = 2 * L;
     uint16_t* to = reinterpret_cast<uint16_t*>(out);
     for (int64_t t = 0; t < count; ++t)
-        for (int v = 0; v < PW; v += L) {
-            const PairV r = rounded(load<V>(g + t * PW + v) * load<V>(scale + v)) >> 16;
-            store(to + t * PW + v, __builtin_convertvector(r, HalfV));
-        }
+        for (int v = 0; v < PW; v += L) store(to + t * PW + v, rounded(load<V>(g + t * PW + v) * load<V>(scale + v)));
     for (int64_t t = 0; rows < PW && rows % 2 && t < count; ++t) to[t * PW + rows] = 0;
 }
 

@@ -59,7 +59,7 @@ SK_INLINE int64_t slack_vectors(const Job& job) {
 template <class C>
 SK_INLINE bool half_tail(const Job& job) {
     constexpr int64_t L = Simd<C>::kLanes;
-    return SK_VEC_BYTES > 16 && !kDot2 && job.slack > L && job.slack % L && job.slack % L <= L / 2;
+    return SK_VEC_BYTES > 16 && job.slack > L && job.slack % L && job.slack % L <= L / 2;
 }
 
 // The first slack column of a vector of by_slack: the last one ends with the last column and may overlap the one before

@@ -56,10 +56,11 @@ struct Block {
     SK_INLINE void add(const Pair* a, int64_t a_row, int64_t a_col, const Pair* b, int64_t b_stride, int64_t depth) {
 #pragma GCC unroll 1
         for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride) {
-            PairV bv[NV];
-            SK_EACH(v, NV) bv[v] = load<PairV>(b + v * L);
+            using P = typename Pairs<V>::type;
+            P bv[NV];
+            SK_EACH(v, NV) bv[v] = load<P>(b + v * L);
             SK_EACH(i, MR) {
-                const PairV av = a[i * a_row] - PairV{};
+                const P av = a[i * a_row] - P{};
                 SK_EACH(v, NV) acc[i][v] = dot2(acc[i][v], av, bv[v]);
             }
         }

@@ -128,15 +128,20 @@ struct Tiles {
     // The tile's weight in pairs of columns and in pairs of labels.
     void pair_weight(const Bf16* from, int64_t count) {
         const int64_t s = job.slack, stride = job.weight_stride;
-        const Bf16 zero{0};
-        for (int64_t t = 0; t < count; ++t)
-            for (int64_t j = 0; j < s; j += 2)
-                local.weight[t * weight_stride + j / 2] =
-                    pair_of(from[t * stride + j], j + 1 < s ? from[t * stride + j + 1] : zero);
-        for (int64_t t = 0; job.needs_x && t < count; t += 2)
-            for (int64_t j = 0; j < s; ++j)
-                local.weight_by_labels[t / 2 * s + j] =
-                    pair_of(from[t * stride + j], t + 1 < count ? from[(t + 1) * stride + j] : zero);
+        for (int64_t t = 0; t < count; ++t) {
+            auto* out = local.weight + t * weight_stride;
+            __builtin_memcpy(out, from + t * stride, static_cast<size_t>(s / 2) * sizeof(Pair));  // as they lie
+            if (s % 2) out[s / 2] = pair_of(from[t * stride + s - 1], Bf16{0});
+        }
+        for (int64_t t = 0; job.needs_x && t < count; t += 2) {
+            const Bf16* __restrict low = from + t * stride;
+            const Bf16* __restrict high = low + stride;
+            Pair* __restrict out = local.weight_by_labels + t / 2 * s;
+            if (t + 1 < count)
+                for (int64_t j = 0; j < s; ++j) out[j] = pair_of(low[j], high[j]);
+            else
+                for (int64_t j = 0; j < s; ++j) out[j] = pair_of(low[j], Bf16{0});
+        }
     }
 
     // out [rows][PW] = a [rows, depth] b [depth][PW]
@@ -292,7 +297,7 @@ struct Tiles {
             for_row_blocks<2 * kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
                 grad_weight_block<decltype(r)::value, 1, V>(t + i, vector, panel, last, out + i * stride, stride, add);
             });
-        if constexpr (SK_VEC_BYTES > 16 && !kDot2)
+        if constexpr (SK_VEC_BYTES > 16)
             for (; vector < vectors; ++vector)
                 for_row_blocks<2 * kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
                     grad_weight_block<decltype(r)::value, 1, typename Simd<C>::Half>(t + i, vector, panel, last,
@@ -316,10 +321,13 @@ struct Tiles {
         with_storage<C>(job.grad_weight_dtype, job.grad_weight, [&](auto* to) {
             using E = std::remove_reference_t<decltype(*to)>;
             for (int64_t t = 0; t < count; ++t) {
-                E* row = to + (at + t) * job.grad_weight_stride;
-                const C* from = local.gweight + t * stride;
-                for (int64_t j = 0; j < job.slack; ++j)
-                    row[j] = Narrow<E, C>::from(from[j] + (job.accumulate ? widen<C>(row[j]) : C(0)));
+                E* __restrict row = to + (at + t) * job.grad_weight_stride;
+                const C* __restrict from = local.gweight + t * stride;
+                const int64_t s = job.slack;
+                if (job.accumulate)
+                    for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j] + widen<C>(row[j]));
+                else
+                    for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j]);
             }
         });
     }
