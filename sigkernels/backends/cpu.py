@@ -262,7 +262,7 @@ def _shape(
 def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> int:
     """Labels per tile: what fits in the cache, and no more than a thread has."""
     fitting = _TILE_BYTES // (itemsize * (slack + rows))
-    tile = max(48, min(192, fitting // _SHARE_UNIT * _SHARE_UNIT))
+    tile = max(48, min(240, fitting // _SHARE_UNIT * _SHARE_UNIT))
     share = max(-(-labels // (threads * _SHARE_UNIT)), 1) * _SHARE_UNIT
     tiles = -(-share // tile)
     return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
