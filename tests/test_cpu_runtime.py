@@ -198,6 +198,15 @@ def test_plans_are_cached_and_bounded(monkeypatch):
     assert 1 <= len(cpu._cache) == size
 
 
+def test_kept_shapes_are_bounded(monkeypatch):
+    monkeypatch.setattr(cpu, "_MOST_SHAPES", 4)
+    layer = Layer(torch.randn(300, 3), None, 300, -1)
+    for batch in range(1, 20):
+        x = torch.randn(batch, 3)
+        torch.testing.assert_close(cpu.logits(x, layer), x @ layer.weight.T)
+        assert len(cpu._shapes) <= 4
+
+
 def test_a_plan_for_a_million_labels_is_small():
     prepared = cpu._prepare(1_000_000, 80, 0, 1_000_000, 192, 2, torch.float32)
     assert prepared.nbytes < 8 * 2**20

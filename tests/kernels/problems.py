@@ -16,7 +16,6 @@ from sigkernels.layer import Layer
 from sigkernels.losses import ConfusionLoss, SigmoidF1, UnboundedF1
 from sigkernels.losses.confusion import METRICS
 
-
 FLOAT64 = 2e-14  # what a float64 kernel may be off by, as a part of the largest number (see compare)
 
 
