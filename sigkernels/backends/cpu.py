@@ -159,7 +159,8 @@ class _Call:
 
     def __init__(self, x: Tensor, layer: Layer, consumer: int, rows_at_once: bool = False) -> None:
         x, weight = _unit_stride(x), _unit_stride(layer.weight)
-        shape, plan = _shape(x.dtype, x.shape[0], *weight.shape, *layer[2:], consumer, rows_at_once)
+        (batch, _), (labels, slack), (num_labels, k, label_start) = x.shape, weight.shape, layer[2:]
+        shape, plan = _shape(x.dtype, batch, labels, slack, num_labels, k, label_start, consumer, rows_at_once)
         self.kept: list[Any] = [x, weight, plan]
         self.c = shape.with_inputs(x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0))
         if layer.bias is not None:
