@@ -38,7 +38,8 @@ SHARED = {
     "cuda:100": 227 * 1024,
     "hip:gfx942": 64 * 1024,
 }
-TYPES = {"bfloat16": "bf16", "float32": "fp32", "tf32": "fp32", "float64": "fp64"}
+TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "tf32": "fp32", "float64": "fp64"}
+HALVES = ("bfloat16", "float16")
 SLACK = {"aligned": 64, "one": 1, "awkward": 50}  # one of each class
 HOMES = {"fused_loss": "fused_loss", "confusion_loss": "confusion_loss", "add_slabs": "gradients"}
 KERNELS = ("fused_loss", "confusion_loss", "add_slabs", "logits", "predict", "topk", "lml")
@@ -88,7 +89,7 @@ def jobs() -> Iterator[Job]:
             for slack, part in itertools.product(SLACK, PARTS):
                 if (slack, part) == ("one", "plain"):
                     continue  # a layer of one column: left out
-                kind = "16-bit" if dtype == "bfloat16" else dtype
+                kind = "16-bit" if dtype in HALVES else dtype
                 for config in configs.candidates(platform, kind, kernel, SLACK[slack]):
                     yield Job(target, kernel, dtype, slack, part, config)
 
@@ -114,7 +115,7 @@ def _tile_source(job: Job) -> Any:
     if job.kernel == "add_slabs":
         types["out"] = acc
     wide = tl.float64 if job.dtype == "float64" else tl.float32
-    narrow = tl.bfloat16 if job.dtype == "bfloat16" else wide
+    narrow = getattr(tl, job.dtype) if job.dtype in HALVES else wide
     constants = dict(
         BN=configs.TILE, M=configs.MAX_LIST, FILL=True, HAS_DFT=job.part == "dft", HAS_BIAS=True,
         DTYPE=narrow, ACC=wide, PRECISION="tf32" if job.dtype == "tf32" else "ieee",
@@ -215,7 +216,7 @@ def wrong(name: str, report: dict[str, Any]) -> str | None:
         return f"{name} spills: {report}"
     if report["shared"] > SHARED[target]:
         return f"{name} has more shared memory than the {SHARED[target]} bytes of a block: {report}"
-    if dtype in ("bfloat16", "tf32") and kernel not in ("add_slabs", "lml") and not report["tensor_cores"]:
+    if dtype in (*HALVES, "tf32") and kernel not in ("add_slabs", "lml") and not report["tensor_cores"]:
         return f"{name} does not use the tensor cores: {report}"
     return None
 
