@@ -36,6 +36,7 @@ SHARED = {
     "cuda:80": 163 * 1024,
     "cuda:90": 227 * 1024,
     "cuda:100": 227 * 1024,
+    "cuda:120": 99 * 1024,
     "hip:gfx942": 64 * 1024,
 }
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "tf32": "fp32", "float64": "fp64"}

@@ -57,7 +57,7 @@ _TABLE: dict[str, dict[str, tuple[Config, ...]]] = {
         "16-bit": (Config(64, 64, 8, 2, 255),),
         "tf32": (Config(64, 32, 8, 2, 255),),
         "float32": (Config(64, 32, 8, 2, 255),),
-        "float64": (Config(32, 16, 8, 2, 255),),
+        "float64": (Config(16, 16, 8, 2, 255),),
     },
     "topk": {
         "16-bit": (Config(32, 64, 8, 2, 255),),
