@@ -88,8 +88,6 @@ def jobs() -> Iterator[Job]:
                 yield Job(target, kernel, dtype, "awkward", "plain")
         else:
             for slack, part in itertools.product(SLACK, PARTS):
-                if (slack, part) == ("one", "plain"):
-                    continue  # a layer of one column: left out
                 kind = "16-bit" if dtype in HALVES else dtype
                 for config in configs.candidates(platform, kind, kernel, SLACK[slack]):
                     yield Job(target, kernel, dtype, slack, part, config)
