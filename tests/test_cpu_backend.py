@@ -32,6 +32,10 @@ SHAPES = [
 ]
 
 
+# AVX-512 has other kernels for batches that one vector holds.
+both_widths = pytest.mark.parametrize("batch", [7, 21])
+
+
 @pytest.fixture(params=ISAS)
 def isa(request, monkeypatch):
     monkeypatch.setenv("SIGKERNELS_ISA", request.param)
@@ -130,11 +134,12 @@ def losses(n):
 
 @pytest.mark.parametrize("name", list(losses(1)))
 @pytest.mark.parametrize("dense", [False, True], ids=["sets", "dense"])
-def test_losses(isa, name, dense):
-    x, layer, sets = make(203, 4, 6, 19, torch.float64, scale=3.0)
-    targets = torch.rand(19, 203, dtype=torch.float64) if dense else sets
+@both_widths
+def test_losses(isa, batch, name, dense):
+    x, layer, sets = make(203, 4, 6, batch, torch.float64, scale=3.0)
+    targets = torch.rand(batch, 203, dtype=torch.float64) if dense else sets
     check_loss(x, layer, targets, losses(203)[name], slack=20.0)
-    x, layer, sets = make(203, 4, 6, 19, torch.float32)
+    x, layer, sets = make(203, 4, 6, batch, torch.float32)
     check_loss(x, layer, targets.float() if dense else sets, losses(203)[name], slack=2.0)
 
 
@@ -169,8 +174,9 @@ def test_logits(isa, dtype, shape):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m", [1, 7, 50])
-def test_topk_is_a_stable_sort_of_the_logits(isa, dtype, m):
-    x, layer, _ = make(700, 5, 8, 20, dtype)
+@both_widths
+def test_topk_is_a_stable_sort_of_the_logits(isa, batch, dtype, m):
+    x, layer, _ = make(700, 5, 8, batch, dtype)
     z = cpu.logits(x, layer)
     values, order = torch.sort(z, dim=1, descending=True, stable=True)
     got_values, got_labels = cpu.topk(x, layer, m)
@@ -190,8 +196,9 @@ def test_topk_ties_go_to_the_lower_label_and_nan_is_largest(isa):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("threshold", [0.0, 1.5, -math.inf, math.inf])
-def test_predict(isa, dtype, threshold):
-    x, layer, _ = make(700, 5, 8, 20, dtype)
+@both_widths
+def test_predict(isa, batch, dtype, threshold):
+    x, layer, _ = make(700, 5, 8, batch, dtype)
     z = cpu.logits(x, layer)
     assert cpu.predict(x, layer, threshold).to_lists() == [row.nonzero()[:, 0].tolist() for row in z > threshold]
 
@@ -244,14 +251,15 @@ def test_small_losses_keep_their_digits(isa):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("loss", [sk.BCE(), sk.BCE(label_smoothing=0.1), sk.Focal(), sk.Asymmetric()], ids=str)
-def test_nan_and_infinity_propagate_in_their_row_only(isa, bad, loss):
-    x, layer, sets = make(150, -1, 6, 8, torch.float32)
+@both_widths
+def test_nan_and_infinity_propagate_in_their_row_only(isa, batch, bad, loss):
+    x, layer, sets = make(150, -1, 6, batch, torch.float32)
     clean = cpu.fused_loss(x, layer, sets, loss, 1.0, (True, True, True))
     x[3, 2] = bad
     got = cpu.fused_loss(x, layer, sets, loss, 1.0, (True, True, True))
     # The logarithms of the asymmetric loss are cut off: there an infinite logit has a finite loss.
     assert not got.rows[3].isfinite() or (isinstance(loss, sk.Asymmetric) and math.isinf(bad))
-    others = [i for i in range(8) if i != 3]
+    others = [i for i in range(batch) if i != 3]
     assert torch.equal(got.rows[others], clean.rows[others])
     assert torch.equal(got.grad_x[others], clean.grad_x[others])
     if math.isnan(bad):

@@ -40,8 +40,9 @@ struct Reader {
     SK_INLINE void above(const C* bound, F&& f) const {
         const int64_t lanes = rows();
         for (int64_t t = 0; t < count; ++t) {
-            const I low = load<V>(z + t * PW) <= load<V>(bound), high = load<V>(z + t * PW + L) <= load<V>(bound + L);
-            if (all(low & high)) continue;
+            I below = load<V>(z + t * PW) <= load<V>(bound);
+            for (int v = L; v < PW; v += L) below &= load<V>(z + t * PW + v) <= load<V>(bound + v);
+            if (all(below)) continue;
             for (int64_t lane = 0; lane < lanes; ++lane) {
                 const C value = z[t * PW + lane];
                 if (!(value <= bound[lane])) f(t, lane, value);

@@ -19,7 +19,7 @@ namespace sk {
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_narrow;
 #if defined(SK_AVX512BF16)
 extern const Kernels kernels_avx512bf16;
 #endif
@@ -51,6 +51,7 @@ const std::vector<Isa>& isas() {
         const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
         found.push_back({"avx512", &kernels_avx512, avx512});
+        found.back().narrow = &kernels_avx512_narrow;
 #if defined(SK_AVX512BF16)
         if (avx512 && has_avx512bf16()) found.back().pairs = &kernels_avx512bf16;
 #endif
@@ -91,15 +92,11 @@ const Isa& choose_isa(const std::string& name) {
 
 const Kernels& kernels_for(const std::string& name, const Job& job) {
     const Isa& isa = choose_isa(name);
+    // Where one vector holds all rows, the second one of a panel would be empty.
+    const int64_t bytes = job.rows * (job.dtype == Dtype::f64 ? 8 : 4);
+    if (isa.narrow && bytes <= isa.narrow->panel_bytes) return *isa.narrow;
     const bool pairs = job.dtype == Dtype::bf16 && job.consumer == Consumer::loss && !whole_columns(job);
-    if (pairs && isa.pairs) return *isa.pairs;
-#if defined(__x86_64__)
-    // A panel is two vectors of rows.  Where one of AVX-512 holds them all the other would be empty, and two of half
-    // the width do the same in half of the work.
-    if (name.empty() && isa.kernels == &kernels_avx512 && job.rows * (job.dtype == Dtype::f64 ? 8 : 4) <= 64)
-        return kernels_avx2;
-#endif
-    return *isa.kernels;
+    return pairs && isa.pairs ? *isa.pairs : *isa.kernels;
 }
 
 // ---- threads ----
@@ -246,7 +243,7 @@ struct PhaseCall {
 void run_phase(const Kernels& kernels, const Job& job, Phase phase) {
     PhaseCall call{kernels, job, phase};
     // Before and after the tiles the panels of rows are shared out; there may be fewer of them than threads.
-    const int64_t lanes = 2 * kernels.vector_bytes / (job.dtype == Dtype::f64 ? 8 : 4);
+    const int64_t lanes = kernels.panel_bytes / (job.dtype == Dtype::f64 ? 8 : 4);
     const int64_t panels = (job.rows + lanes - 1) / lanes;
     const int workers = phase == Phase::tiles ? job.threads : static_cast<int>(std::min<int64_t>(job.threads, panels));
     parallel(workers, [](void* c, int thread) {

@@ -14,7 +14,8 @@ struct Isa {
     const char* name;
     const Kernels* kernels;
     bool usable;
-    const Kernels* pairs = nullptr;  // for losses of bfloat16, where the CPU multiplies pairs of them (dot2.h)
+    const Kernels* pairs = nullptr;   // for losses of bfloat16, where the CPU multiplies pairs of them (dot2.h)
+    const Kernels* narrow = nullptr;  // for batches that one vector holds
 };
 const std::vector<Isa>& isas();
 

@@ -118,7 +118,7 @@ struct Share {
     int64_t lo, hi, first_tile;
 };
 
-constexpr int64_t kShareUnit = 24;  // labels: a multiple of every micro-kernel's height
+constexpr int64_t kShareUnit = 24;  // labels: a multiple of the usual heights of micro-kernels
 
 inline int64_t share_start(int64_t labels, int threads, int thread) {
     if (thread >= threads) return labels;
@@ -137,7 +137,7 @@ inline Share share_of(int64_t labels, int tile, int threads, int thread) {
 // What one instruction set offers.
 struct Kernels {
     const char* name;
-    int vector_bytes;
+    int panel_bytes;  // of the rows that a panel holds
     size_t (*workspace_bytes)(const Job&);
     void (*run)(const Job&, Phase, int thread);
 };

@@ -30,8 +30,7 @@ struct PanelLoss {
 
     SK_INLINE void add_loss(const V* sums) const {
         C lanes[PW];
-        store(lanes, sums[0]);
-        store(lanes + L, sums[1]);
+        SK_EACH(v, kVectors) store(lanes + v * L, sums[v]);
         for (int lane = 0; lane < PW; ++lane) loss[lane] += static_cast<double>(lanes[lane]);
     }
 
@@ -78,7 +77,7 @@ struct PanelLoss {
         }
     }
 
-    // N vectors of logits: the vectors of a label alternate.
+    // N vectors of logits, which two products take in turns.
     template <int N, bool Grad>
     static SK_INLINE void bce_negative(C* at, V (&q)[2], V (&linear)[2]) {
         const V zero{}, one = M::splat(1);
@@ -93,20 +92,21 @@ struct PanelLoss {
         }
     }
 
-    // All labels negative, no weights: softplus(z) = max(z, 0) + log(1 + e), and the logs of kRun labels are one log of
+    // All labels negative, no weights: softplus(z) = max(z, 0) + log(1 + e), and the logs of many labels are one log of
     // the product of their (1 + e), carried as q = product - 1 so that small e are not lost.
     template <bool Grad>
     void bce_negatives() const {
-        constexpr int kRun = 48;  // 2^48 is far from overflow
+        constexpr int kRun = 2 * 48 / kVectors;  // labels; 48 factors to a product: 2^48 is far from overflow
+        constexpr int kAtOnce = 4 / kVectors;    // labels of four vectors
         const V zero{};
-        V sums[2] = {zero, zero};
+        V sums[kVectors]{};
         for (int64_t start = 0; start < count; start += kRun) {
             const int64_t stop = start + kRun < count ? start + kRun : count;
             V q[2] = {zero, zero}, linear[2] = {zero, zero};
             int64_t t = start;
-            for (; t + 2 <= stop; t += 2) bce_negative<4, Grad>(z + t * PW, q, linear);
-            if (t < stop) bce_negative<2, Grad>(z + t * PW, q, linear);
-            for (int v = 0; v < 2; ++v) sums[v] += linear[v] + M::log1p(q[v]);
+            for (; t + kAtOnce <= stop; t += kAtOnce) bce_negative<4, Grad>(z + t * PW, q, linear);
+            for (; t < stop; ++t) bce_negative<kVectors, Grad>(z + t * PW, q, linear);
+            SK_EACH(v, 2) sums[v % kVectors] += linear[v] + M::log1p(q[v]);
         }
         add_loss(sums);
     }
@@ -114,11 +114,11 @@ struct PanelLoss {
     template <bool Grad, class Loss>
     void negatives(const Loss& f_of) const {
         const C* w = static_cast<const C*>(job.label_weight);
-        V sums[2] = {V{}, V{}};
+        V sums[kVectors]{};
         for (int64_t t = 0; t < count; ++t) {
             const V weight = w ? broadcast<V>(w[label + t]) : M::splat(1);
 #pragma GCC unroll 2
-            for (int v = 0; v < 2; ++v) {
+            for (int v = 0; v < kVectors; ++v) {
                 C* at = z + t * PW + v * L;
                 V f, g;
                 f_of.neg(load<V>(at), f, g);
@@ -150,12 +150,12 @@ struct PanelLoss {
         const C* w = static_cast<const C*>(job.label_weight);
         const C* pw = static_cast<const C*>(job.pos_weight);
         const C keep = static_cast<C>(1 - job.loss.label_smoothing), lift = static_cast<C>(job.loss.label_smoothing / 2);
-        V sums[2] = {V{}, V{}};
+        V sums[kVectors]{};
         for (int64_t t = 0; t < count; ++t) {
             const C wt = w ? w[label + t] : C(1);
             const C up = pw ? wt * pw[label + t] : wt;
 #pragma GCC unroll 2
-            for (int v = 0; v < 2; ++v) {
+            for (int v = 0; v < kVectors; ++v) {
                 C* at = z + t * PW + v * L;
                 const V y = load<V>(local.y + t * PW + v * L) * keep + lift;
                 V fn, gn, fp, gp;

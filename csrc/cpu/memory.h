@@ -1,6 +1,6 @@
 // Where everything of a call lies: one block of memory, laid out twice (once to count, once to point).
 //
-// P = panels of rows, PW = lanes of a panel (kPanel), T = labels per tile, SP = panels of slack columns.
+// P = panels of rows, PW = lanes of a panel (kPanel), T = labels per tile, SP = pairs of vectors of slack columns.
 #pragma once
 
 #include "cpu/convert.h"
@@ -38,9 +38,10 @@ SK_INLINE bool copies_weight(const Job& job) {
     return !same || (bytes >= 1024 && (bytes % 1024 == 0));
 }
 
+// ... with so many elements from row to row, and so is a tile of its gradient.
 template <class C>
-SK_INLINE int64_t copied_stride(const Job& job) {
-    const int64_t stride = (job.slack + 15) / 16 * 16;
+SK_INLINE int64_t copied_stride(int64_t columns) {
+    const int64_t stride = (columns + 15) / 16 * 16;
     return stride * sizeof(C) % 1024 == 0 ? stride + 16 : stride;
 }
 
@@ -84,13 +85,20 @@ constexpr int64_t kPack = kDot2 ? 2 : 1;  // numbers in a Factor
 
 SK_INLINE int64_t packed(int64_t count) { return (count + kPack - 1) / kPack; }
 
+// Where a vector of by_slack begins: they lie in pairs, row by row.
+template <class C>
+SK_INLINE int64_t by_slack_vector(const Job& job, int64_t vector, int64_t row = 0) {
+    constexpr int64_t L = Simd<C>::kLanes;
+    return (vector / 2 * packed(job.rows) + row / kPack) * 2 * L + vector % 2 * L;
+}
+
 // The input, transposed into panels; read by all threads.
 template <class C>
 struct Shared {
     Factor<C>* slack;  // [P][packed s][PW]
     C* even;     // [P][k+1][PW]  x_0 and the cosines
     C* odd;      // [P][k][PW]    the sines
-    // [SP][packed R][PW]: x_s, slack columns in the lanes (slack_column).  Numbers are multiplied by row_scale here,
+    // [SP][packed R][2 L]: x_s, slack columns in the lanes (slack_column).  Numbers are multiplied by row_scale here,
     // pairs are not (the gradient beside them is): they would be rounded once more.
     Factor<C>* by_slack;
     C* scale;    // [P][PW]       row_scale
@@ -102,7 +110,7 @@ struct Shared {
         slack = bump.take<Factor<C>>(panels * packed(job.slack) * width);
         even = bump.take<C>(job.k >= 0 ? panels * (job.k + 1) * width : 0);
         odd = bump.take<C>(job.k >= 0 ? panels * job.k * width : 0);
-        by_slack = bump.take<Factor<C>>(job.needs_weight ? panels_of<C>(job.slack) * width * packed(job.rows) : 0);
+        by_slack = bump.take<Factor<C>>(job.needs_weight ? by_slack_vector<C>(job, slack_vectors<C>(job) + 1) : 0);
         scale = bump.take<C>(panels * width);
         end = bump.at;
     }
@@ -131,11 +139,11 @@ struct Local {
     C* pos_z;        // [T*PW + L]   logits of the positive labels of a panel
     C* pos_w;        // [T*PW + L]   their weights
     int32_t* pos_at; // [T*PW]       where they are in the panel
-    Factor<C>* weight;  // [T][copied_stride]
+    Factor<C>* weight;  // [T][copied_stride of packed s]
     Pair* weight_by_labels;  // [T/2][s]      pairs of labels
     Pair* g_by_labels;       // [T/2][PW]     pairs of labels, of a panel
     Pair* g_by_rows;         // [P][T][PW/2]  pairs of rows, times row_scale
-    C* gweight;      // [T][copied_stride]
+    C* gweight;      // [T][copied_stride of s]
     C* bound;        // [P][PW]      topk: what a logit must exceed
     char* end;
 
@@ -160,11 +168,11 @@ struct Local {
         pos_z = bump.take<C>(positives + width);
         pos_w = bump.take<C>(positives + width);
         pos_at = bump.take<int32_t>(positives);
-        weight = bump.take<Factor<C>>(copies_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
+        weight = bump.take<Factor<C>>(copies_weight<C>(job) ? tile * copied_stride<C>(packed(job.slack)) : 0);
         weight_by_labels = bump.take<Pair>(kDot2 && job.needs_x ? packed(tile) * job.slack : 0);
         g_by_labels = bump.take<Pair>(kDot2 && job.needs_x ? packed(tile) * width : 0);
         g_by_rows = bump.take<Pair>(kDot2 && job.needs_weight ? panels * tile * packed(width) : 0);
-        gweight = bump.take<C>(narrows_grad_weight<C>(job) ? tile * copied_stride<C>(job) : 0);
+        gweight = bump.take<C>(narrows_grad_weight<C>(job) ? tile * copied_stride<C>(job.slack) : 0);
         bound = bump.take<C>(job.consumer == Consumer::topk ? panels * width : 0);
         end = bump.at;
     }
@@ -172,8 +180,12 @@ struct Local {
 
 template <class C>
 SK_INLINE size_t local_bytes(const Job& job) {
-    // An odd multiple of a cache line beyond the page, so that two threads' buffers do not share cache sets.
-    return (static_cast<size_t>(Local<C>(job, nullptr).end - static_cast<char*>(nullptr)) + 4095) / 4096 * 4096 + 192;
+    // Threads' buffers lie far apart.  A processor fetches ahead beyond the end of what it reads, here by up to 64 KiB,
+    // and another that writes there has to wait for each line; pages that nobody touches cost nothing.  The odd multiple
+    // of a cache line keeps two threads' buffers out of the same cache sets.
+    constexpr size_t kPage = 4096, kApart = (128 << 10) + 192;
+    const auto bytes = static_cast<size_t>(Local<C>(job, nullptr).end - static_cast<char*>(nullptr));
+    return (bytes + kPage - 1) / kPage * kPage + kApart;
 }
 
 template <class C>

@@ -10,13 +10,21 @@
 namespace sk {
 namespace {
 
+#ifndef SK_PANEL_VECTORS
+#define SK_PANEL_VECTORS 2
+#endif
+constexpr int kVectors = SK_PANEL_VECTORS;  // of a panel
+constexpr int kPanelBytes = kVectors * SK_VEC_BYTES;
+
+template <class C>
+constexpr int kPanel = kVectors * Simd<C>::kLanes;  // lanes of a panel
+
 // Height of a block of two vectors: with 16 registers as many accumulators as they hold beside two of b and one
 // broadcast.  With 32 registers 16 accumulators are enough to keep the multipliers busy, and above ten rows the addresses
 // of the rows no longer fit into the general registers, which costs more than the loads that a taller block saves.
 constexpr int kHeight = SK_REGISTERS >= 32 ? 8 : 6;
-
-template <class C>
-constexpr int kPanel = 2 * Simd<C>::kLanes;  // lanes of a panel: two vectors
+// ... and of a block as wide as a panel: of one vector as many rows as have addresses.
+constexpr int kPanelHeight = kVectors == 2 ? kHeight : 10;
 
 template <class C, int MR, int NV, class V = typename Simd<C>::V>
 struct Block {

@@ -21,7 +21,7 @@ SK_INLINE void pack_numbers(const Job& job, const Shared<C>& shared, int64_t row
     const int64_t s = job.slack;
     for (int64_t j = 0; j < s; ++j) slack[j * PW] = widen<C>(x[j]);
     for (int64_t v = 0; job.needs_weight && v < slack_vectors<C>(job); ++v) {
-        C* out = shared.by_slack + (v / 2 * job.rows + row) * PW + v % 2 * L;
+        C* out = shared.by_slack + by_slack_vector<C>(job, v, row);
         const int64_t first = slack_column<C>(job, v);
         // A column that two vectors hold is written twice, but added once.
         const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;
@@ -38,7 +38,7 @@ SK_INLINE void pack_pairs(const Job& job, const Shared<C>& shared, int64_t row, 
         const int64_t s = job.slack;
         for (int64_t j = 0; j < s; j += 2) slack[j / 2 * PW] = pair_of(x[j], j + 1 < s ? x[j + 1] : Bf16{0});
         for (int64_t v = 0; job.needs_weight && v < slack_vectors<C>(job); ++v) {
-            Pair* out = shared.by_slack + (v / 2 * packed(job.rows) + row / 2) * PW + v % 2 * L;
+            Pair* out = shared.by_slack + by_slack_vector<C>(job, v, row);
             const int64_t first = slack_column<C>(job, v);
             const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;
             for (int64_t j = first; j < first + L; ++j) {
@@ -108,14 +108,11 @@ void reduce_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
     auto add_up = [&](const C* part, int64_t columns, auto column_of) {
         for (int64_t j = 0; j < columns; ++j) {
             const char* at = reinterpret_cast<const char*>(part + (panel * columns + j) * PW);
-            V low{}, high{};
-            for (int t = 0; t < job.threads; ++t, at += next) {
-                low += load<V>(reinterpret_cast<const C*>(at));
-                high += load<V>(reinterpret_cast<const C*>(at) + L);
-            }
+            V sums[kVectors]{};
+            for (int t = 0; t < job.threads; ++t, at += next)
+                SK_EACH(v, kVectors) sums[v] += load<V>(reinterpret_cast<const C*>(at) + v * L);
             C lanes[PW];
-            store(lanes, low * load<V>(scale));
-            store(lanes + L, high * load<V>(scale + L));
+            SK_EACH(v, kVectors) store(lanes + v * L, sums[v] * load<V>(scale + v * L));
             const int64_t column = column_of(j);
             for (int64_t row = 0; row < rows; ++row) out[row * width + column] = lanes[row];
         }

@@ -113,7 +113,7 @@ struct Tiles {
         weight_stride = job.weight_stride;
         weight = static_cast<const Factor<C>*>(job.weight) + at * weight_stride;
         if (!copies_weight<C>(job)) return;
-        weight_stride = copied_stride<C>(job);
+        weight_stride = copied_stride<C>(packed(job.slack));
         weight = local.weight;
         if constexpr (kDot2) return pair_weight(static_cast<const Bf16*>(job.weight) + at * job.weight_stride, count);
         with_storage<C>(job.dtype, job.weight, [&](auto* from) {
@@ -146,8 +146,8 @@ struct Tiles {
 
     // out [rows][PW] = a [rows, depth] b [depth][PW]
     SK_INLINE void multiply(const C* a, int64_t a_row, int64_t a_col, int64_t rows, const C* b, int64_t depth, C* out) {
-        for_row_blocks<kHeight>(rows, [&](int64_t i, auto r) __attribute__((always_inline)) {
-            Block<C, decltype(r)::value, 2> block;
+        for_row_blocks<kPanelHeight>(rows, [&](int64_t i, auto r) __attribute__((always_inline)) {
+            Block<C, decltype(r)::value, kVectors> block;
             block.zero();
             block.add(a + i * a_row, a_row, a_col, b, PW, depth);
             block.write(out + i * PW, PW);
@@ -194,8 +194,8 @@ struct Tiles {
         // While the first panel is done, the weight of the next tile comes nearer.
         const bool fetch = panel == 0 && !copies_weight<C>(job) && at + 2 * job.tile <= job.labels;
         const int64_t terms = packed(job.slack), depth = terms < kDepth ? terms : kDepth;
-        for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
-            Block<C, decltype(r)::value, 2> block;
+        for_row_blocks<kPanelHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
+            Block<C, decltype(r)::value, kVectors> block;
             if (bias)
                 block.start_at(bias + t);
             else
@@ -206,8 +206,8 @@ struct Tiles {
         });
         for (int64_t done = depth; done < terms; done += kDepth) {
             const int64_t more = terms - done < kDepth ? terms - done : kDepth;
-            for_row_blocks<kHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
-                Block<C, decltype(r)::value, 2> block;
+            for_row_blocks<kPanelHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
+                Block<C, decltype(r)::value, kVectors> block;
                 block.zero();
                 add_weight(block, r, t, done, xs + done * PW, more, fetch);
                 block.add_to(z + t * PW, PW);
@@ -218,8 +218,8 @@ struct Tiles {
     void back(const C* g, int64_t count, int64_t panel) {
         C* gslack = local.gslack + panel * job.slack * PW;
         if constexpr (kDot2) pair_rows(g, count, local.g_by_labels);
-        for_row_blocks<kHeight>(job.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
-            Block<C, decltype(r)::value, 2> block;
+        for_row_blocks<kPanelHeight>(job.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
+            Block<C, decltype(r)::value, kVectors> block;
             block.zero();
             if constexpr (kDot2)
                 block.add(local.weight_by_labels + j, 1, job.slack, local.g_by_labels, PW, packed(count));
@@ -264,18 +264,20 @@ struct Tiles {
         Block<C, MR, NV, Vec> block;
         block.zero();
         const int64_t first = slack_column<C>(job, vector), step = slack_column<C>(job, vector + 1) - first;
-        // What is written next: the next columns of these labels, or the first of the next labels
+        // What is written next: the next columns of these labels, or the first of the next labels.  Not in a buffer of
+        // this thread, which is near anyway: what lies behind its end is another thread's.
         const C* next = out + (vector + NV < slack_vectors<C>(job) ? first + NV * L : kGroup * stride);
-        SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
-        constexpr int64_t kTerms = PW / kPack;  // of a whole panel
-        const auto* x = shared.by_slack + vector / 2 * packed(job.rows) * PW + vector % 2 * L;
+        if (!narrows_grad_weight<C>(job))
+            SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
+        constexpr int64_t kTerms = PW / kPack, kStep = 2 * L;  // of a whole panel; from one term of x to the next
+        const auto* x = shared.by_slack + by_slack_vector<C>(job, vector);
         for (; panel < last; ++panel) {
             const int64_t rows = job.rows - panel * PW;
             const auto* g = gradient(panel) + t * kTerms;
             if (rows >= PW)
-                block.add(g, kTerms, 1, x + panel * kTerms * PW, PW, kTerms);
+                block.add(g, kTerms, 1, x + panel * kTerms * kStep, kStep, kTerms);
             else
-                block.add(g, kTerms, 1, x + panel * kTerms * PW, PW, packed(rows));
+                block.add(g, kTerms, 1, x + panel * kTerms * kStep, kStep, packed(rows));
         }
         if (job.slack >= L) return add ? block.add_to(out + first, stride, step) : block.write(out + first, stride, step);
         C lanes[MR * NV * L];
@@ -308,7 +310,7 @@ struct Tiles {
     void grad_weight(int64_t at, int64_t count) {
         const bool narrow = narrows_grad_weight<C>(job), add = adds_grad_weight<C>(job);
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
-        const int64_t stride = narrow ? copied_stride<C>(job) : job.grad_weight_stride;
+        const int64_t stride = narrow ? copied_stride<C>(job.slack) : job.grad_weight_stride;
         for (int64_t group = 0; group < count; group += kGroup) {
             const int64_t rows = count - group < kGroup ? count - group : kGroup;
             C* to = out + group * stride;
@@ -335,15 +337,14 @@ struct Tiles {
     void grad_bias(int64_t at, int64_t count) {
         C* out = static_cast<C*>(job.grad_bias) + at;
         for (int64_t t = 0; t < count; ++t) {
-            V sums[2] = {V{}, V{}};
+            V sums{};
             for (int64_t panel = 0; panel < panels; ++panel) {
                 const C* g = local.z + panel * panel_stride<C>(job) + t * PW;
                 const C* scale = shared.scale + panel * PW;
-                sums[0] += load<V>(g) * load<V>(scale);
-                sums[1] += load<V>(g + L) * load<V>(scale + L);
+                SK_EACH(v, kVectors) sums += load<V>(g + v * L) * load<V>(scale + v * L);
             }
             C lanes[L], sum = job.accumulate ? out[t] : C(0);
-            store(lanes, sums[0] + sums[1]);
+            store(lanes, sums);
             for (int i = 0; i < L; ++i) sum += lanes[i];
             out[t] = sum;
         }
