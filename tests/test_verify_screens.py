@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from sigkernels.verify import interior as interior_module
 from sigkernels.verify import pipeline, verify
 from sigkernels.verify.arrays import smallest, to_numpy
 from sigkernels.verify.cone import Cone
@@ -183,25 +184,46 @@ def test_exact_alternatives(n):
         assert sum(m * int(signed[i, j]) for m, i in zip(answer.multipliers, answer.support, strict=True)) == 0
 
 
-@pytest.mark.parametrize("whole", (False, True))
-@pytest.mark.parametrize("biased", (False, True))
-def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased, whole):
-    offset = np.linspace(-0.5, 0.5, N) if biased else None
-    rows = W / np.linalg.norm(W, axis=1, keepdims=True)
-    items = [Item(i, active, None) for i, active in enumerate(LISTS[20:])]
+def check_largest_balls(rows, offset, lists, whole=False):
+    """Both bounds of every set are the optimum of its full program, in numpy and by the standard's names alone."""
+    n, d = rows.shape
+    items = [Item(i, active, None) for i, active in enumerate(lists)]
     answers = {xp: {b.number: b for b in balls(xp, rows, offset, 10.0, items, whole)} for xp in (np, strict)}
     assert len(answers[np]) == len(answers[strict]) == len(items)
     for i, active, _ in items:
-        y = np.where(np.isin(np.arange(N), active), 1.0, -1.0)
-        shift = np.zeros(N) if offset is None else y * offset
-        a = np.column_stack([-y[:, None] * rows, np.ones(N)])
-        truth = linprog([0.0] * D + [-1.0], a, shift, bounds=[(-10, 10)] * D + [(None, None)]).x[-1]
+        y = np.where(np.isin(np.arange(n), active), 1.0, -1.0)
+        shift = np.zeros(n) if offset is None else y * offset
+        a = np.column_stack([-y[:, None] * rows, np.ones(n)])
+        truth = linprog([0.0] * d + [-1.0], a, shift, bounds=[(-10, 10)] * d + [(None, None)]).x[-1]
         for answer in answers.values():
             x, support, multipliers = answer[i].x, answer[i].support, answer[i].multipliers
             assert np.abs(x).max() <= 10.0
             assert np.min(y * (rows @ x) + shift) == pytest.approx(truth, rel=1e-6)
             dual = 10.0 * np.abs((multipliers * y[support]) @ rows[support]).sum() + multipliers @ shift[support]
             assert dual / multipliers.sum() == pytest.approx(truth, rel=1e-6)
+
+
+@pytest.mark.parametrize("whole", (False, True))
+@pytest.mark.parametrize("biased", (False, True))
+def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased, whole):
+    offset = np.linspace(-0.5, 0.5, N) if biased else None
+    check_largest_balls(W / np.linalg.norm(W, axis=1, keepdims=True), offset, LISTS[20:], whole)
+
+
+@pytest.mark.parametrize("biased", (False, True))
+def test_the_largest_balls_of_wide_layers_where_most_coordinates_end_at_the_edge_of_the_box(biased, monkeypatch):
+    held = []
+    few = interior_module._in_few_coordinates
+    monkeypatch.setattr(
+        interior_module, "_in_few_coordinates", lambda *args: held.append(args[-1].shape[1]) or few(*args)
+    )
+    rng = np.random.default_rng(5)
+    n, d = 700, 90
+    rows = rng.standard_normal((n, d)) - 0.5  # as trained layers are: without input, no label
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    offset = 0.1 * rng.standard_normal(n) if biased else None
+    check_largest_balls(rows, offset, [rng.choice(n, active, replace=False) for active in (0, 1, 2, 4)])
+    assert held and max(held) < d  # with fewer coordinates than there are
 
 
 def test_witnesses_found_in_float32_are_proved_in_float64(monkeypatch):

@@ -21,8 +21,11 @@ from .arrays import Array, concat, definite_solver, keep, matvec, mT, smallest, 
 STEPS = 60
 ROUNDS = 8
 GAP = 1e-8  # of the radius: where the method stops
-ROUGH = 1e-3  # … in rounds that are not the last: enough to see which rows matter
+ROUGH = 1e-2  # … in rounds that are not the last: enough to see which rows matter
 CLOSED = 1e-6  # of the radius: when a set is done
+MORE_ROWS = 128  # than features, to begin with
+FEW = 64  # features: from here on it pays to hold coordinates at the edge of the box
+EDGE = 0.99  # of the box
 LANES = 32  # sets that are solved together, at most
 GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
 
@@ -183,9 +186,11 @@ def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[I
         if item.start is not None:
             start[row] = np.clip(item.start / box, -1.0, 1.0)
     y, x = xp.asarray(signs), xp.asarray(start)
-    m = n if whole else min(n, 3 * d + min(2 * d, max(len(item.active) for item in items)))
+    most = max(len(item.active) for item in items)
+    m = n if whole else min(n, min(3 * d, d + MORE_ROWS) + min(2 * d, most))
     margins = _margins(xp, rows, offset, y, x)
     score = xp.where(y > 0, xp.full_like(y, -float("inf")), margins)
+    free = None  # [B, f] the coordinates that are not held at the edge of the box; None: all
     lanes = np.arange(len(items))
     for turn in range(ROUNDS):
         work = smallest(xp, score, m)
@@ -193,10 +198,12 @@ def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[I
         sign = xp.take_along_axis(y, work, axis=1)
         a = xp.reshape(xp.take(rows, flat, axis=0), (*work.shape, d)) * sign[:, :, None]
         c = xp.zeros_like(sign) if offset is None else sign * xp.reshape(xp.take(offset, flat), work.shape)
-        centre = interior(xp, a, c, x, GAP if turn or m == n else ROUGH)
+        gap = GAP if turn or m == n else ROUGH
+        centre = interior(xp, a, c, x, gap) if free is None else _in_few_coordinates(xp, a, c, x, gap, free)
         x = centre.x
         margins = _margins(xp, rows, offset, y, x)
-        above = centre.e + centre.gap
+        slope = matvec(xp, mT(a), centre.multipliers)
+        above = xp.sum(xp.abs(slope), axis=1) + xp.sum(c * centre.multipliers, axis=1)
         open_ = above - xp.min(margins, axis=1) > CLOSED * xp.abs(above)
         open_ = open_ & (centre.gap < float("inf"))
         done = np.flatnonzero(~to_numpy(open_))
@@ -208,8 +215,38 @@ def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[I
         lanes = lanes[to_numpy(go)]
         kept = centre.slack < 0.3 * xp.abs(centre.e)[:, None] + 3.0 * centre.gap[:, None]
         score = keep(xp, margins, work, kept)  # what may be tight stays, the worst of the others come in
+        free = _free(xp, x, slope, free) if d >= FEW and turn < 3 else None
         x, y, score = (xp.take(v, go, axis=0) for v in (x, y, score))
-        m = min(n, m + d // 2 + 1)
+        free = None if free is None else xp.take(free, go, axis=0)
+        m = min(n, m + (d // 2 + 1 if turn else 0))
+
+
+def _free(xp: Any, x: Array, slope: Array, free: Array | None) -> Array | None:
+    """The coordinates [B, f] that may leave the edge of the box: those that are free, and those pushed least towards it.
+
+    ``slope`` [B, d] is how the bound of the multipliers grows with each coordinate.
+    """
+    push = slope * x
+    if free is None:
+        before, more = 0, xp.abs(x) < EDGE
+    else:
+        push = keep(xp, push, free)
+        before, more = free.shape[1], (push < 0) & (push > -float("inf"))
+    count = before + int(1.25 * float(xp.max(xp.count_nonzero(more, axis=1)))) + 8
+    return smallest(xp, push, count) if 4 * count < 3 * x.shape[1] else None
+
+
+def _in_few_coordinates(xp: Any, a: Array, c: Array, x: Array, gap: float, free: Array) -> Centre:
+    """As ``interior``, with the coordinates that are not ``free`` held at the edge of the box.
+
+    In wide regions most of them end there. Whether they belong there is seen from the bound that the multipliers give in
+    all coordinates.
+    """
+    chosen = xp.take(xp.eye(x.shape[1], dtype=a.dtype), xp.reshape(free, (-1,)), axis=0)
+    chosen = xp.reshape(chosen, (*free.shape, x.shape[1]))  # [B, f, d]: a row picks one of them
+    edge = xp.where(xp.sum(chosen, axis=1) > 0, xp.zeros_like(x), xp.sign(x))
+    part = interior(xp, xp.matmul(a, mT(chosen)), c + matvec(xp, a, edge), matvec(xp, chosen, x), gap)
+    return part._replace(x=edge + matvec(xp, mT(chosen), part.x))
 
 
 def _margins(xp: Any, rows: Array, offset: Array | None, y: Array, x: Array) -> Array:
