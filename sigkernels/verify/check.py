@@ -15,7 +15,16 @@ from numpy import ndarray
 
 from .certificate import Certificate, Verdict
 from .problem import Problem
-from .rounding import SLOP, U, exact_dots, norm_upper, smallest_singular_value_exceeds, two_parts, weighted_row_sum
+from .rounding import (
+    SLOP,
+    SMALLEST,
+    U,
+    exact_dots,
+    norm_upper,
+    smallest_singular_value_exceeds,
+    two_parts,
+    weighted_row_sum,
+)
 from .witness_check import prove_witness
 
 CANCELLED = (
@@ -273,4 +282,5 @@ def _dual_bound(problem: Problem, active: ndarray, support: ndarray, multipliers
     weight = weight / (SLOP * SLOP) if bound >= 0 else weight * SLOP * SLOP
     if not 0 < weight < math.inf or not math.isfinite(bound):
         return math.inf
-    return bound / weight + SLOP * 4 * U * abs(bound / weight)
+    ratio = bound / weight
+    return max(ratio + SLOP * 4 * U * ratio, SMALLEST) if bound >= 0 else ratio - SLOP * 4 * U * ratio

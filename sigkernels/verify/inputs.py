@@ -45,6 +45,8 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
         raise ValueError(f"tol must be at least 0, got {tol}")
     if not box > 0:
         raise ValueError(f"box must be positive, got {box}")
+    if not 1e-100 <= box <= 1e100:
+        raise ValueError(f"box must lie between 1e-100 and 1e100, got {box}")
     notes = []
     k = -1
     if isinstance(classifier, DFTHead):

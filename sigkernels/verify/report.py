@@ -257,7 +257,7 @@ class Report:
         if matrix:
             arrays["weight"] = self.problem.stored
             if self.problem.bias is not None:
-                arrays["bias"] = self.problem.bias
+                arrays["bias"] = self.problem.stored_bias
         p = self.problem
         meta = {"format": FORMAT, "n": p.n, "slack": p.weight.shape[1], "k": p.k, "tol": p.tol, "box": p.box}
         meta |= {"bias": p.bias is not None, "stages": [list(s) for s in self.stages], "notes": self.notes}
