@@ -256,7 +256,7 @@ class Report:
             arrays.update(_pack(name, column))
         if matrix:
             arrays["weight"] = self.problem.stored
-            if self.problem.bias is not None:
+            if self.problem.stored_bias is not None:
                 arrays["bias"] = self.problem.stored_bias
         p = self.problem
         meta = {"format": FORMAT, "n": p.n, "slack": p.weight.shape[1], "k": p.k, "tol": p.tol, "box": p.box}
