@@ -31,12 +31,29 @@ def test_module_and_version():
     assert (done.returncode, done.stdout.strip()) == (0, f"sigkernels {sk.__version__}")
 
 
-@pytest.mark.parametrize("args", [[], ["train"], ["env", "--yaml"]])
-def test_bad_arguments_exit_with_2(args, capsys):
+@pytest.mark.parametrize("args", [[], ["train"], ["env", "--yaml"], ["verify"], ["demo", "--epochs", "many"]])
+def test_bad_arguments_exit_with_2_and_one_line(args, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(args)
     assert stopped.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "error:" in captured.err and "--help" in captured.err and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_backend_that_is_missing_is_one_line(monkeypatch, tmp_path, capsys):
+    missing = next((name for name, why_not in sk.backend_status().items() if why_not), None)
+    if missing is None:
+        pytest.skip("every backend can be used here")
+    monkeypatch.setenv("SIGKERNELS_BACKEND", missing)
+    assert cli.main(["demo", "--quick", "--output", str(tmp_path / "r.html")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"sigkernels demo: error: backend '{missing}' was asked for") and err.count("\n") == 1
+
+
+def test_a_seed_that_no_generator_takes(tmp_path, capsys):
+    assert cli.main(["demo", "--quick", "--seed", "9" * 20, "--output", str(tmp_path / "r.html")]) == 2
+    assert "--seed must be below 2**32" in capsys.readouterr().err
 
 
 def test_a_refused_input_is_one_line(monkeypatch, capsys):
