@@ -185,6 +185,9 @@ class Sets:
         return len(self.offsets) - 1
 
     def __getitem__(self, i: int) -> ndarray:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"set {i} is out of range for {len(self)} label sets")
+        i %= len(self)
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     @property
