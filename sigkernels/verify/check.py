@@ -165,7 +165,7 @@ def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[fl
 
 def _alternation(problem: Problem, active: ndarray, support: ndarray | None) -> str:
     """2k+2 labels of alternating sign need 2k+2 roots on the circle; a polynomial of degree k has at most 2k."""
-    if problem.k < 0 or problem.weight.shape[1] or problem.bias is not None:
+    if not problem.is_pure_dft:
         return "alternations decide only a DFT without slack and without bias"
     if support is None or len(support) < 2 * problem.k + 2:
         return f"it does not name the {2 * problem.k + 2} labels that are needed"

@@ -22,7 +22,10 @@ def as_numpy(name: str, value: Any) -> ndarray:
         value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
         value = value.numpy()
     elif isinstance(value, (list, tuple)):
-        value = np.asarray(value)
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            raise ValueError(f"{name} must have rows of one length, and its lists have different ones") from None
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{name} must be a head, a torch tensor or a numpy array, got {type(value).__name__}")
     if value.dtype.kind not in "fiu" or value.dtype.itemsize > 8:
@@ -51,12 +54,6 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
             f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
             "rounded to float32 it would lose the guarantee"
         )
-        width = 2 * k + 1 + weight.shape[1]
-        if classifier.in_features < width:
-            notes.append(
-                f"the verdicts are about the output layer: its projection from {classifier.in_features} to {width} "
-                "features cannot reach every x"
-            )
     elif isinstance(classifier, (Head, torch.nn.Linear)):
         own = getattr(classifier, "bias", None)
         if own is not None and bias is not None:
@@ -65,6 +62,12 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
         weight = as_numpy("weight", classifier.weight)
     else:
         weight = as_numpy("head_or_matrix", classifier)
+    projection = getattr(classifier, "proj", None) if isinstance(classifier, Head) else None
+    if projection is not None and projection.in_features < projection.out_features:
+        notes.append(
+            f"the verdicts are about the output layer: its projection from {projection.in_features} to "
+            f"{projection.out_features} features cannot reach every x"
+        )
     problem = checked_problem(weight, bias, k, tol, box)
     if weight.dtype == np.float32 and k < 0:
         notes.append("the float32 weights are taken as the exact numbers they store")

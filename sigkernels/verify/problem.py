@@ -149,6 +149,11 @@ class Problem:
         return np.flatnonzero(~np.any(self.weight, axis=1))
 
     @cached_property
+    def is_pure_dft(self) -> bool:
+        """Whether logits are trigonometric polynomials of degree k, and no more: no slack (or zeros), no bias."""
+        return self.k >= 0 and self.bias is None and not self.weight.any()
+
+    @cached_property
     def trivial_radius(self) -> float:
         """An upper bound on every radius: no ball in the box is wider than one label allows."""
         low = self.norms[0]
