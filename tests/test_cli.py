@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +105,22 @@ def test_env_text_names_every_backend_and_why(capsys):
     for name, why_not in sk.backend_status().items():
         (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
         assert (why_not or "available") in line
+
+
+def test_the_sample_in_the_readme_is_what_env_prints(capsys):
+    """Without a GPU and with the CPU kernels, as the sample was taken; numbers and versions may differ."""
+    status = sk.backend_status()
+    if status["cpu"] or not status["cuda"] or torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        pytest.skip("another machine than that of the sample")
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    sample = readme.split("## Reading `sigkernels env`")[1].split("```")[1].splitlines()[1:]
+    assert cli.main(["env"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in printed if line.split()[0] != "forced"]
+    assert [line.split()[0] for line in sample] == names
+    at = sample.index("backends")
+    assert sample[at : at + 5] == printed[printed.index("backends") :][:5]
+    assert "SIGKERNELS_CUDA=1 pip install ." in status["cuda"]
 
 
 def test_env_says_when_the_extension_was_not_built():
