@@ -163,3 +163,47 @@ def test_numbers_that_no_scale_fits_are_refused():
     for box in (1e-101, 1e101):
         with pytest.raises(ValueError, match="box must lie between"):
             verify(np.eye(2), [[0]], box=box)
+
+
+def test_a_tiny_box_does_not_underflow():
+    for W in (np.array([[-1e70], [1e-277]]), np.array([[1e-300]])):
+        report = verify(W, [[len(W) - 1]], box=1e-90)
+        assert 0 < report.radius_lo[0] <= report.radius_hi[0] and report.radius_hi[0] == pytest.approx(1e-90)
+
+
+def numbers(rng, shape, spread):
+    """Small integers, some of them perturbed, times powers of two up to ``2^±spread``."""
+    values = rng.integers(-2, 3, shape) * (1 + rng.random(shape) * rng.choice([0, 1e-15, 1e-8, 1]))
+    return np.ldexp(values, rng.integers(-spread, spread + 1, shape))
+
+
+def forgery(rng, problem):
+    """Any vectors at all, under any name."""
+    kind = str(rng.choice(["witness", "gordan", "dual", "none", "roots", "alternation"]))
+    witness = numbers(rng, problem.d, int(rng.choice([0, 3, 400, 1000])))
+    support = np.sort(rng.choice(problem.n, int(rng.integers(1, problem.n + 1)), replace=False))
+    multipliers = np.abs(numbers(rng, len(support), int(rng.choice([0, 3, 300, 1000]))))
+    multipliers[multipliers == 0] = 1.0
+    if rng.random() < 0.4:
+        witness = fractions(*witness) * Fraction(10) ** int(rng.choice([0, 100, -100, 400, -400]))
+        multipliers = fractions(*multipliers)
+    return Certificate(kind, witness if rng.random() < 0.7 else None, support, multipliers)
+
+
+def test_no_forgery_contradicts_another_or_the_truth():
+    rng = np.random.default_rng(0)
+    proved = 0
+    for _ in range(400):
+        n, d, spread = int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.choice([0, 3, 100, 225]))
+        W = numbers(rng, (n, d), spread)
+        bias = numbers(rng, n, spread) if rng.random() < 0.5 else None
+        k = int(rng.choice([-1, -1, 0, 1])) if n > 2 else -1
+        problem = Problem(W, bias, k, 1e-8, float(rng.choice([1e4, 1e-90, 1e90])))
+        active = np.flatnonzero(rng.random(n) < 0.5)
+        proofs = [prove(problem, active, forgery(rng, problem)) for _ in range(8)]
+        answers = {proof.argmaxable for proof in proofs} - {None}
+        assert max(p.lo for p in proofs) <= min(p.hi for p in proofs), (W, bias, k, active)
+        assert answers <= ({is_argmaxable(W, active.tolist(), bias)} if k < 0 else {True, False}), (W, bias, active)
+        assert len(answers) < 2 and not (False in answers and max(p.lo for p in proofs) > 0)
+        proved += len(answers)
+    assert proved > 50

@@ -49,6 +49,7 @@ class Proof(NamedTuple):
         return Verdict.NOT_EPS if self.hi < tol else Verdict.UNDECIDED
 
 
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # what is not finite proves nothing
 def prove(problem: Problem, active: ndarray, certificate: Certificate, target: float = math.inf) -> Proof:
     """What this certificate proves for the set of ``active`` labels (sorted, distinct).
 
@@ -228,7 +229,9 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
     if problem.k < 0 and _sums_to_zero(rows, multipliers, total, bias is not None):
         return ""
     residual = np.abs(total) + error
-    blur = np.ldexp(multipliers, -exponent) * problem.entry_error  # of every DFT entry of a row of B
+    blur = np.zeros(len(rows))  # of every DFT entry of a row of B
+    if problem.k >= 0:
+        blur = np.ldexp(multipliers, -exponent) * problem.entry_error
     residual[: problem.dft_columns] += float(blur.sum()) * SLOP
     scaled = rows * multipliers[:, None]
     if bias is not None:

@@ -160,13 +160,14 @@ class Problem:
         rows = low > 0
         if not rows.any():
             return math.inf
-        extent = self.box * np.abs(self.weight).sum(axis=1)
+        reach = np.abs(self.weight).sum(axis=1)  # box · reach might underflow: the box comes last
         if self.k >= 0:
-            extent = extent + self.box * self.dft_columns * math.sqrt(2.0 / self.n)
-        if self.bias is not None:
-            extent = extent + np.abs(self.bias)
+            reach = reach + self.dft_columns * math.sqrt(2.0 / self.n)
         with np.errstate(over="ignore"):
-            return float(np.min(extent[rows] / low[rows])) * SLOP * (1.0 + gamma(self.d + 4))
+            radius = self.box * (reach[rows] / low[rows])
+            if self.bias is not None:
+                radius = radius + np.abs(self.bias[rows]) / low[rows]
+        return float(np.min(radius)) * SLOP * (1.0 + gamma(self.d + 4))
 
     def constant_answer(self, active: ndarray) -> ndarray:
         """The labels with a zero row whose bias contradicts this set [q]: any one of them decides it."""

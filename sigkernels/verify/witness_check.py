@@ -34,7 +34,7 @@ def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, ta
     return lo, holds
 
 
-@np.errstate(over="ignore", divide="ignore")  # of quotients: norms may be as small as numbers get
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # of quotients: norms may be as small as numbers get
 def prove_witness(
     problem: Problem, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
 ) -> tuple[float, bool, str]:
