@@ -16,6 +16,7 @@ from sigkernels.verify.files import load_label_sets
 W = np.random.default_rng(0).standard_normal((12, 3))
 YES = [np.flatnonzero(W @ x > 0).tolist() for x in np.random.default_rng(1).standard_normal((4, 3))]
 NO = [[i for i in range(12) if i not in YES[0]][:2] + YES[0][:2]]
+SPARSE = {"format": b"csr", "shape": np.array([1, 12]), "data": np.ones(1)}  # the beginnings of a scipy file
 
 
 def call(*arguments):
@@ -70,6 +71,13 @@ def test_stored_zeros_are_no_labels(files, capsys):
         (scipy.sparse.csr_matrix(np.ones((3, 10))), "a matrix over 10 labels, and the classifier has 12"),
         (scipy.sparse.csc_matrix(np.ones((12, 3))), "a matrix over 3 labels"),
         ({"indices": np.array([0.7, 3.0]), "offsets": np.array([0, 2])}, "indices must hold whole numbers"),
+        (SPARSE | {"indices": np.array([0.7]), "indptr": np.array([0, 1])}, "indices must hold whole numbers"),
+        (SPARSE | {"indices": np.array([12]), "indptr": np.array([0, 1])}, "indices must be < 12"),
+        (
+            SPARSE | {"indices": np.array([5]), "indptr": np.repeat([0, 1], [1, 12]), "format": b"csc"},
+            "indices must be < 1",
+        ),
+        (SPARSE, "damaged sparse matrix"),
         ({"indices": np.array([0, 3]), "offsets": np.array([0, 5])}, "offsets must go from 0"),
     ],
 )

@@ -149,9 +149,7 @@ def load_label_sets(path: str, num_labels: int) -> LabelSets:
 def _stored_sets(file: Path, num_labels: int) -> LabelSets:
     arrays = _arrays(file)
     if file.suffix == ".npz" and "format" in arrays and "shape" in arrays:
-        from scipy.sparse import load_npz
-
-        return _over(file, num_labels, load_npz(file), LabelSets.from_csr)
+        return _over(file, num_labels, _scipy_matrix(file, arrays), LabelSets.from_csr)
     for names in (("indices", "offsets"), ("label_indices", "label_offsets")):
         if all(name in arrays for name in names):
             indices, offsets = (_whole_numbers(file, name, arrays[name]) for name in names)
@@ -164,8 +162,26 @@ def _stored_sets(file: Path, num_labels: int) -> LabelSets:
     return _over(file, num_labels, matrix, LabelSets.from_csr if sparse else LabelSets.from_dense)
 
 
+def _scipy_matrix(file: Path, arrays: dict[str, Any]) -> Any:
+    """The matrix that ``scipy.sparse.save_npz`` wrote, in any of its forms."""
+    from scipy.sparse import load_npz
+
+    for name in ("indices", "indptr", "row", "col"):
+        if name in arrays:
+            _whole_numbers(file, name, arrays[name])
+    try:
+        matrix = load_npz(file)
+    except KeyError as error:
+        raise BadFile(f"{file}: is a damaged sparse matrix: {error.args[0]}") from None
+    if hasattr(matrix, "check_format"):  # scipy itself trusts the numbers in it
+        matrix.check_format(full_check=True)
+    return matrix
+
+
 def _over(file: Path, num_labels: int, matrix: Any, read: Callable[[Any], LabelSets]) -> LabelSets:
     """The sets in a matrix [sets, labels], if it has as many labels as the classifier."""
+    if len(matrix.shape) != 2:
+        raise BadFile(f"{file}: must hold a matrix [sets, labels], got shape {tuple(matrix.shape)}")
     if matrix.shape[1] != num_labels:
         raise BadFile(f"{file}: is a matrix over {matrix.shape[1]} labels, and the classifier has {num_labels}")
     return read(matrix)
