@@ -60,6 +60,13 @@ def test_radii_beyond_float64_are_rounded_to_safety():
     line = Problem(np.array([[1.0]]), None, -1, 1e-8, 1e4)
     for x in (Fraction(3, 2**1076), Fraction(1, 10**400)):
         assert prove(line, np.array([0]), Certificate("witness", witness=fractions(x))).lo <= x
+    far = Problem(np.array([[2.0**-450]]), None, -1, 1e-8, 1e-100)
+    for x in (1e130, 1e-100):
+        assert prove(far, np.array([0]), Certificate("witness", witness=np.array([x]))).lo <= 1e-100
+    # A bound of -1/3 from below is no larger than -1/3.
+    third = Problem(np.array([[3.0], [-3.0]]), np.array([-1.0, -1.0]), -1, 1e-8, 1e4)
+    below = prove(third, np.arange(2), Certificate("witness", witness=np.zeros(1))).lo
+    assert below > -0.4 and Fraction(below) <= Fraction(-1, 3)
     # Rows that cancel all but 2e-290 of 1e130: their bound is no number of float64, and not 0.
     wedge = Problem(np.array([[1e130, 0.0], [-1e130, 0.0]]), None, -1, 1e-8, 1e-100)
     dual = Certificate("dual", support=np.arange(2), multipliers=np.ones(2))

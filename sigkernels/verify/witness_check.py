@@ -103,7 +103,7 @@ def prove_witness(
             rows = high > 0
             lengths = np.where(margins < 0, low, high)
             radius = float(np.min(margins[rows] / lengths[rows], initial=math.inf))
-            return radius, False, reason
+            return radius - 8 * U * abs(radius), False, reason
     rows = high > 0  # a zero row has its sign by its bias and bounds no ball
     radius = math.inf
     if rows.any():
@@ -111,7 +111,7 @@ def prove_witness(
     if inside < 1.0:
         if problem.bias is not None:
             return -math.inf, True, ""  # argmaxable, but this input is outside the box
-        radius *= inside
+        radius = _down(radius * inside)
     return radius, True, ""
 
 
