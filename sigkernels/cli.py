@@ -11,8 +11,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from sigkernels import __version__
+from sigkernels.backends import BackendError
 
 COMMANDS = {
     "env": "sigkernels.env",
@@ -24,9 +26,16 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser, and so those of its commands, that refuses arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: error: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. The modules it imports are light: work is imported when it is run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sigkernels",
         description="Multi-label output layers: fused losses, heads that can predict every label set, and proofs.",
     )
@@ -48,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"sigkernels {args.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, BackendError) as error:
         if os.environ.get("SIGKERNELS_DEBUG"):
             raise
         message = " ".join(str(error).split())

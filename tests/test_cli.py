@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,12 +33,29 @@ def test_module_and_version():
     assert (done.returncode, done.stdout.strip()) == (0, f"sigkernels {sk.__version__}")
 
 
-@pytest.mark.parametrize("args", [[], ["train"], ["env", "--yaml"]])
-def test_bad_arguments_exit_with_2(args, capsys):
+@pytest.mark.parametrize("args", [[], ["train"], ["env", "--yaml"], ["verify"], ["demo", "--epochs", "many"]])
+def test_bad_arguments_exit_with_2_and_one_line(args, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(args)
     assert stopped.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "error:" in captured.err and "--help" in captured.err and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_backend_that_is_missing_is_one_line(monkeypatch, tmp_path, capsys):
+    missing = next((name for name, why_not in sk.backend_status().items() if why_not), None)
+    if missing is None:
+        pytest.skip("every backend can be used here")
+    monkeypatch.setenv("SIGKERNELS_BACKEND", missing)
+    assert cli.main(["demo", "--quick", "--output", str(tmp_path / "r.html")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"sigkernels demo: error: backend '{missing}' was asked for") and err.count("\n") == 1
+
+
+def test_a_seed_that_no_generator_takes(tmp_path, capsys):
+    assert cli.main(["demo", "--quick", "--seed", "9" * 20, "--output", str(tmp_path / "r.html")]) == 2
+    assert "--seed must be below 2**32" in capsys.readouterr().err
 
 
 def test_a_refused_input_is_one_line(monkeypatch, capsys):
@@ -86,6 +105,22 @@ def test_env_text_names_every_backend_and_why(capsys):
     for name, why_not in sk.backend_status().items():
         (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
         assert (why_not or "available") in line
+
+
+def test_the_sample_in_the_readme_is_what_env_prints(capsys):
+    """Without a GPU and with the CPU kernels, as the sample was taken; numbers and versions may differ."""
+    status = sk.backend_status()
+    if status["cpu"] or not status["cuda"] or torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        pytest.skip("another machine than that of the sample")
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    sample = readme.split("## Reading `sigkernels env`")[1].split("```")[1].splitlines()[1:]
+    assert cli.main(["env"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in printed if line.split()[0] != "forced"]
+    assert [line.split()[0] for line in sample] == names
+    at = sample.index("backends")
+    assert sample[at : at + 5] == printed[printed.index("backends") :][:5]
+    assert "SIGKERNELS_CUDA=1 pip install ." in status["cuda"]
 
 
 def test_env_says_when_the_extension_was_not_built():

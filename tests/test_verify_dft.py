@@ -207,3 +207,16 @@ def test_very_many_labels(monkeypatch):
     assert [v in ("ARGMAXABLE", "THIN") for v in report.verdicts] == [True, True, True, False]
     assert report.verdicts[3] == "UNARGMAXABLE"
     assert report.check()
+
+
+def test_slack_of_zeros_is_no_slack():
+    head = sk.DFTHead(9, 40, 2, 3)
+    with torch.no_grad():
+        head.slack_weight.zero_()
+    many = [[0, 10, 20], list(range(0, 40, 2))]  # more than k runs
+    report = verify(head, [*many, [3, 4, 17]])
+    assert [str(v) for v in report.verdicts] == ["UNARGMAXABLE", "UNARGMAXABLE", "ARGMAXABLE"]
+    assert report.certificate(0).kind == "alternation" and report.check()
+    with torch.no_grad():
+        head.slack_weight[7, 1] = 1e-30
+    assert not report.check(head)

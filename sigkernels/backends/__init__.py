@@ -21,6 +21,7 @@ from .interface import Backend, LossResult
 
 __all__ = [
     "Backend",
+    "BackendError",
     "LossResult",
     "available_backends",
     "backend",
@@ -29,6 +30,11 @@ __all__ = [
     "forced_name",
     "select",
 ]
+
+
+class BackendError(RuntimeError):
+    """A backend was asked for that cannot do the job, with one line that says why and what to install."""
+
 
 _MODULES = {"cpu": ".cpu", "cuda": ".cuda", "triton": ".triton", "torch": ".torch_tiled"}
 _AUTO = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}  # device type → kernels in order of preference
@@ -78,7 +84,7 @@ def select(x: Tensor, loss: Any = None) -> str:
     if forced != "auto":
         reason = _why_not(forced, x, loss)
         if reason is not None:
-            raise RuntimeError(f"backend '{forced}' was asked for, but {reason}")
+            raise BackendError(f"backend '{forced}' was asked for, but {reason}")
         return forced
     for name in _AUTO.get(x.device.type, ()):
         module = by_name(name)
@@ -102,4 +108,4 @@ def _require(name: str, source: str) -> None:
         raise ValueError(f"{source} = {name!r} is no backend; choose one of auto, {', '.join(_MODULES)}")
     reason = by_name(name).available()
     if reason is not None:
-        raise RuntimeError(f"backend '{name}' was asked for ({source}), but {reason}")
+        raise BackendError(f"backend '{name}' was asked for ({source}), but {reason}")

@@ -29,8 +29,8 @@ def available() -> str | None:
         module = _module()
     except ImportError as error:
         return (
-            f"sigkernels._cuda is not built ({error}); install a CUDA toolkit and reinstall with "
-            "SIGKERNELS_CUDA=1 pip install --no-binary sigkernels sigkernels"
+            f"sigkernels._cuda is not built ({error}); install a CUDA toolkit and reinstall from the source with "
+            "SIGKERNELS_CUDA=1 pip install ."
         )
     if not torch.cuda.is_available() or torch.version.hip:
         return f"torch sees no CUDA device ({module.devices()}); install a CUDA build of torch and a driver"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sigkernels import datasets, env
+from sigkernels import backends, datasets, env
 from sigkernels.demo import models, report
 from sigkernels.demo.train import BATCH, Result, train
 
@@ -53,6 +53,9 @@ def run_demo(
             raise ValueError(f"--{name} must be at least {least}, got {value}")
     if sets > TEST_EXAMPLES:
         raise ValueError(f"--sets must be at most the {TEST_EXAMPLES} test examples, got {sets}")
+    if seed >= 2**32:
+        raise ValueError(f"--seed must be below 2**32 = {2**32}, got {seed}")
+    backends.forced_name()  # one that is missing is refused now, not after the first training
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.is_dir():
         raise ValueError(f"--output must be a file, but {output} is a directory")

@@ -15,7 +15,16 @@ from numpy import ndarray
 
 from .certificate import Certificate, Verdict
 from .problem import Problem
-from .rounding import SLOP, U, exact_dots, norm_upper, smallest_singular_value_exceeds, two_parts, weighted_row_sum
+from .rounding import (
+    SLOP,
+    SMALLEST,
+    U,
+    exact_dots,
+    norm_upper,
+    smallest_singular_value_exceeds,
+    two_parts,
+    weighted_row_sum,
+)
 from .witness_check import prove_witness
 
 CANCELLED = (
@@ -40,6 +49,7 @@ class Proof(NamedTuple):
         return Verdict.NOT_EPS if self.hi < tol else Verdict.UNDECIDED
 
 
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # what is not finite proves nothing
 def prove(problem: Problem, active: ndarray, certificate: Certificate, target: float = math.inf) -> Proof:
     """What this certificate proves for the set of ``active`` labels (sorted, distinct).
 
@@ -48,9 +58,12 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate, target: f
     lo, hi, argmaxable, reason = trivial_bounds(problem, active)
     if argmaxable is False:
         return Proof(lo, hi, argmaxable)
+    malformed = _malformed(certificate)
+    if malformed:
+        return Proof(lo, hi, None, malformed)
     kind = certificate.kind
     if certificate.witness is not None:
-        low, signs_hold, reason = prove_witness(problem, active, np.asarray(certificate.witness), target)
+        low, signs_hold, reason = prove_witness(problem, active, certificate.witness, target)
         lo = max(lo, low)
         if signs_hold:
             argmaxable = True
@@ -66,6 +79,8 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate, target: f
             return Proof(lo, 0.0, False)
     if certificate.multipliers is not None and kind != "alternation":
         support, multipliers = certificate.support, certificate.multipliers
+        if multipliers.dtype != object:
+            multipliers = multipliers.astype(np.float64)
         bad = _bad_multipliers(problem, support, multipliers)
         if bad:
             reason = bad
@@ -86,6 +101,23 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate, target: f
     if kind not in ("witness", "roots", "gordan", "alternation", "dual", "none"):
         reason = f"its kind {kind!r} is unknown"
     return Proof(lo, hi, argmaxable, reason)
+
+
+def _malformed(certificate: Certificate) -> str:
+    """Whether it is more than vectors of numbers, so that the proofs below need not ask."""
+    if not isinstance(certificate, Certificate):
+        return f"its certificate is a {type(certificate).__name__}"
+    for name in ("witness", "support", "multipliers", "roots"):
+        vector = getattr(certificate, name)
+        if vector is None:
+            continue
+        if not isinstance(vector, np.ndarray) or vector.ndim != 1:
+            return f"its {name} is not a vector"
+        if vector.dtype.kind not in ("iu" if name in ("support", "roots") else "fiuO") or vector.dtype.itemsize > 8:
+            return f"its {name} holds {vector.dtype}"
+    if certificate.bounds is not None:
+        return _malformed(certificate.bounds)
+    return ""
 
 
 def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
@@ -114,8 +146,7 @@ def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[fl
     """
     if problem.k < 0:
         return -math.inf, "roots prove nothing without a DFT part"
-    roots = np.asarray(roots if roots is not None else [-1])
-    if roots.ndim != 1 or not np.array_equal(roots, _changes(problem, active)):
+    if roots is None or not np.array_equal(roots, _changes(problem, active)):
         return -math.inf, "its roots are not the sign changes of the set"
     if len(roots) > 2 * problem.k:
         return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {problem.k}"
@@ -135,12 +166,11 @@ def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[fl
 
 def _alternation(problem: Problem, active: ndarray, support: ndarray | None) -> str:
     """2k+2 labels of alternating sign need 2k+2 roots on the circle; a polynomial of degree k has at most 2k."""
-    if problem.k < 0 or problem.weight.shape[1] or problem.bias is not None:
+    if not problem.is_pure_dft:
         return "alternations decide only a DFT without slack and without bias"
-    support = np.asarray(support if support is not None else [])
-    if len(support) < 2 * problem.k + 2:
-        return f"it names {len(support)} labels, and {2 * problem.k + 2} are needed"
-    if not np.issubdtype(support.dtype, np.integer) or support.min() < 0 or support.max() >= problem.n:
+    if support is None or len(support) < 2 * problem.k + 2:
+        return f"it does not name the {2 * problem.k + 2} labels that are needed"
+    if support.min() < 0 or support.max() >= problem.n:
         return "it names labels that do not exist"
     signs = np.isin(support, active)
     if np.any(np.diff(support) <= 0) or np.any(signs[1:] == signs[:-1]):
@@ -152,12 +182,11 @@ def _alternation(problem: Problem, active: ndarray, support: ndarray | None) -> 
 
 
 def _bad_multipliers(problem: Problem, support: ndarray | None, multipliers: ndarray) -> str:
-    if support is None or np.ndim(multipliers) != 1 or np.shape(support) != np.shape(multipliers):
+    if support is None or support.shape != multipliers.shape:
         return "support and multipliers must be two vectors of one length"
-    support, multipliers = np.asarray(support), np.asarray(multipliers)
     if support.size == 0:
         return "its support is empty"
-    if not np.issubdtype(support.dtype, np.integer) or support.min() < 0 or support.max() >= problem.n:
+    if support.min() < 0 or support.max() >= problem.n:
         return "its support names labels that do not exist"
     if np.unique(support).size != support.size:
         return "its support names a label twice"
@@ -200,7 +229,9 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
     if problem.k < 0 and _sums_to_zero(rows, multipliers, total, bias is not None):
         return ""
     residual = np.abs(total) + error
-    blur = np.ldexp(multipliers, -exponent) * problem.entry_error  # of every DFT entry of a row of B
+    blur = np.zeros(len(rows))  # of every DFT entry of a row of B
+    if problem.k >= 0:
+        blur = np.ldexp(multipliers, -exponent) * problem.entry_error
     residual[: problem.dft_columns] += float(blur.sum()) * SLOP
     scaled = rows * multipliers[:, None]
     if bias is not None:
@@ -273,4 +304,5 @@ def _dual_bound(problem: Problem, active: ndarray, support: ndarray, multipliers
     weight = weight / (SLOP * SLOP) if bound >= 0 else weight * SLOP * SLOP
     if not 0 < weight < math.inf or not math.isfinite(bound):
         return math.inf
-    return bound / weight + SLOP * 4 * U * abs(bound / weight)
+    ratio = bound / weight
+    return max(ratio + SLOP * 4 * U * ratio, SMALLEST) if bound >= 0 else ratio - SLOP * 4 * U * ratio

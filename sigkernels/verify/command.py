@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from typing import Any
 
 from .certificate import Verdict
-from .files import BadFile, load_label_sets, load_weights
+from .files import BadFile, Classifier, load_classifier, load_label_sets
 
 EPILOG = """\
-WEIGHTS  the output layer: .npz, .npy, .pt or .safetensors with a matrix [labels, features] (and, beside it, its bias)
+WEIGHTS  the output layer: .npz, .npy, .pt or .safetensors with a matrix [labels, features] (and, beside it, its bias),
+         or with the slack_weight and proj.weight of a DFTHead
 LABELS   the label sets: .npz (indices and offsets, a scipy sparse matrix, or a dense 0/1 matrix), or text with
          one set per line (labels separated by commas or spaces; svmlight features are skipped)
 
@@ -38,7 +40,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--bias", metavar="NAME", help="which array in WEIGHTS is the bias (default: beside the matrix)"
     )
     parser.add_argument("--no-bias", action="store_true", help="ignore a bias in WEIGHTS")
-    parser.add_argument("--dft", type=int, metavar="K", help="WEIGHTS are the slack columns of a DFT head with this k")
+    parser.add_argument(
+        "--dft",
+        type=int,
+        metavar="K",
+        help="WEIGHTS are the slack columns of a DFT head with this k (a head's state dict says so itself)",
+    )
     parser.add_argument("--tol", type=float, default=1e-8, help="least radius that counts as argmaxable (default 1e-8)")
     parser.add_argument("--box", type=float, default=1e4, help="bound on the inputs (default 1e4)")
     parser.add_argument("--radius", action="store_true", help="close the interval of every radius")
@@ -66,14 +73,14 @@ def run(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from .pipeline import verify
 
-    weight, bias = load_weights(args.weights, args.weight, args.bias)
-    bias = None if args.no_bias else bias
-    classifier: Any = weight
-    if args.dft is not None:
-        classifier = _dft_head(weight, args.dft)
+    layer = load_classifier(args.weights, args.weight, args.bias, args.dft)
+    bias = None if args.no_bias else layer.bias
+    classifier: Any = layer.weight
+    if layer.k is not None:
         if bias is not None:
             raise BadFile("a DFT head has no bias: use --no-bias")
-    labels = load_label_sets(args.labels, weight.shape[0])
+        classifier = _dft_head(layer, layer.k)
+    labels = load_label_sets(args.labels, layer.weight.shape[0])
     progress = False if args.quiet or args.json else None
     report = verify(classifier, labels, bias, args.tol, args.box, args.radius, args.device, progress=progress)
     if args.out:
@@ -115,17 +122,21 @@ def _verify(args: argparse.Namespace) -> int:
     return 1 if failing else 0
 
 
-def _dft_head(slack: Any, k: int) -> Any:
-    """A head around slack columns that were saved on their own."""
+def _dft_head(layer: Classifier, k: int) -> Any:
+    """The head whose slack columns were in the file."""
     import torch
 
     from ..heads import DFTHead
 
-    weight = torch.as_tensor(slack)
-    n, columns = weight.shape
-    head = DFTHead(in_features=2 * k + 1 + columns, num_labels=n, k=k, slack=columns, dtype=weight.dtype)
+    slack = torch.as_tensor(layer.weight)
+    slack = slack if slack.is_floating_point() else slack.double()
+    n, columns = slack.shape
+    width = 2 * k + 1 + columns
+    with warnings.catch_warnings():  # what the head says about a narrow projection, the report says too
+        warnings.simplefilter("ignore")
+        head = DFTHead(layer.in_features or width, n, k, columns, dtype=slack.dtype)
     with torch.no_grad():
-        head.slack_weight.copy_(weight)
+        head.slack_weight.copy_(slack)
     return head
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
+from ..dft import check_dft
 from ..heads import DFTHead, Head
 from ..labels import LabelSets
 from .problem import Problem, Sets
@@ -21,7 +22,10 @@ def as_numpy(name: str, value: Any) -> ndarray:
         value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
         value = value.numpy()
     elif isinstance(value, (list, tuple)):
-        value = np.asarray(value)
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            raise ValueError(f"{name} must have rows of one length, and its lists have different ones") from None
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{name} must be a head, a torch tensor or a numpy array, got {type(value).__name__}")
     if value.dtype.kind not in "fiu" or value.dtype.itemsize > 8:
@@ -40,11 +44,6 @@ def as_numpy(name: str, value: Any) -> ndarray:
 
 def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Problem, list[str]]:
     """The problem that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
-    tol, box = _number("tol", tol), _number("box", box)
-    if tol < 0:
-        raise ValueError(f"tol must be at least 0, got {tol}")
-    if not box > 0:
-        raise ValueError(f"box must be positive, got {box}")
     notes = []
     k = -1
     if isinstance(classifier, DFTHead):
@@ -55,12 +54,6 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
             f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
             "rounded to float32 it would lose the guarantee"
         )
-        width = 2 * k + 1 + weight.shape[1]
-        if classifier.in_features < width:
-            notes.append(
-                f"the verdicts are about the output layer: its projection from {classifier.in_features} to {width} "
-                "features cannot reach every x"
-            )
     elif isinstance(classifier, (Head, torch.nn.Linear)):
         own = getattr(classifier, "bias", None)
         if own is not None and bias is not None:
@@ -69,17 +62,39 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
         weight = as_numpy("weight", classifier.weight)
     else:
         weight = as_numpy("head_or_matrix", classifier)
+    projection = getattr(classifier, "proj", None) if isinstance(classifier, Head) else None
+    if projection is not None and projection.in_features < projection.out_features:
+        notes.append(
+            f"the verdicts are about the output layer: its projection from {projection.in_features} to "
+            f"{projection.out_features} features cannot reach every x"
+        )
+    problem = checked_problem(weight, bias, k, tol, box)
+    if weight.dtype == np.float32 and k < 0:
+        notes.append("the float32 weights are taken as the exact numbers they store")
+    return problem, notes
+
+
+def checked_problem(weight: Any, bias: Any, k: int, tol: float, box: float) -> Problem:
+    """The problem of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
+    tol, box = _number("tol", tol), _number("box", box)
+    if tol < 0:
+        raise ValueError(f"tol must be at least 0, got {tol}")
+    if not box > 0:
+        raise ValueError(f"box must be positive, got {box}")
+    if not 1e-100 <= box <= 1e100:
+        raise ValueError(f"box must lie between 1e-100 and 1e100, got {box}")
+    weight = as_numpy("head_or_matrix", weight)
     if weight.ndim != 2 or weight.shape[0] < 1 or (k < 0 and weight.shape[1] < 1):
         raise ValueError(f"head_or_matrix must be a matrix W [labels, features], got shape {weight.shape}")
+    if k != -1:
+        check_dft(weight.shape[0], k)
     if bias is not None:
         bias = as_numpy("bias", bias)
         if bias.shape != (weight.shape[0],):
             raise ValueError(f"bias must have shape ({weight.shape[0]},) like the labels of W, got {bias.shape}")
         if not np.any(bias):
             bias = None
-    if weight.dtype == np.float32 and k < 0:
-        notes.append("the float32 weights are taken as the exact numbers they store")
-    return Problem(weight, bias, k, tol, box), notes
+    return Problem(weight, bias, k, tol, box)
 
 
 def as_sets(label_sets: Any, num_labels: int) -> Sets:

@@ -90,6 +90,8 @@ def polish(
     At the optimum the rows of the support have one common margin, and their weighted sum vanishes in every coordinate
     that is not at the edge of the box.
     """
+    if not len(support):
+        return x, support, weights
     sign = np.full(len(support), -1.0)
     sign[np.isin(support, active)] = 1.0
     a = (sign[:, None] * rows[support]).astype(np.longdouble)

@@ -159,7 +159,7 @@ def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
         if len(runs_of(sets[i], problem.n)) <= problem.k:
             few.append(i)
             ledger.offer(i, roots_certificate(sets[i], problem.n))
-        elif problem.weight.shape[1] == 0 and problem.bias is None:
+        elif problem.is_pure_dft:
             ledger.offer(i, alternation_certificate(sets[i], problem.n, problem.k))
     if problem.bias is not None:
         return

@@ -47,19 +47,46 @@ def dft_matrix(n: int, k: int, labels: ndarray | None = None) -> ndarray:
 
 DFT_ERROR = 16 * U
 DENSE = 100_000_000  # entries of W up to which the matrix of a DFT head is formed as a whole
+LARGEST = 2.0**450  # of all numbers in a computation: what is made of products of two of them does not overflow
+
+
+def _within_range(weight: ndarray, bias: ndarray | None, k: int) -> tuple[ndarray, ndarray | None]:
+    """The same question in float64 with no number beyond ``LARGEST``, and not all of them tiny.
+
+    One power of two for W and the bias: nothing is rounded, and neither radii nor proofs change.
+    """
+    weight = np.ascontiguousarray(weight, dtype=np.float64)
+    bias = None if bias is None else np.ascontiguousarray(bias, dtype=np.float64)
+    given = [weight] if bias is None else [weight, bias]
+    largest = max(max(float(a.max(initial=0.0)), -float(a.min(initial=0.0))) for a in given)
+    if largest == 0.0 or 1 / LARGEST <= largest <= LARGEST or (k >= 0 and largest < 1.0):
+        return weight, bias
+    if k >= 0:  # the scale of the DFT is given
+        name = "slack_weight" if np.max(np.abs(weight), initial=0.0) == largest else "bias"
+        raise ValueError(f"{name} holds {largest:g}; beside a DFT numbers up to {LARGEST:.0e} are verified: rescale it")
+    exponent = math.frexp(largest)[1]
+    shift = -exponent if largest < 1.0 else 450 - exponent
+    scaled = [np.ldexp(a, shift) for a in given]
+    if not all(np.array_equal(np.ldexp(s, -shift), a) for s, a in zip(scaled, given, strict=True)):
+        smallest = min(float(np.min(np.abs(a[a != 0]), initial=math.inf)) for a in given)
+        raise ValueError(
+            f"head_or_matrix and bias range from {smallest:g} to {largest:g}, too far for float64; "
+            "scale each label's row and bias by a number of its own, which changes no answer"
+        )
+    return scaled[0], None if bias is None else scaled[1]
 
 
 class Problem:
     """``z = [W_dft(n, k) | weight] x + bias`` on n labels, inputs ``|x_j| ≤ box``; ``k = -1`` without a DFT part.
 
-    The stored ``weight`` and ``bias`` are taken as exact numbers. The DFT part means the true (irrational) matrix; its
+    The stored ``weight`` and ``bias`` are taken as exact numbers (times one power of two, where they are huge or tiny:
+    a question of signs). The DFT part means the true (irrational) matrix; its
     float64 rounding is used in computations and its error enters every proof.
     """
 
     def __init__(self, weight: ndarray, bias: ndarray | None, k: int, tol: float, box: float):
-        self.stored = weight  # [n, s], in the dtype it came in
-        self.weight = np.ascontiguousarray(weight, dtype=np.float64)
-        self.bias = None if bias is None else np.ascontiguousarray(bias, dtype=np.float64)
+        self.stored, self.stored_bias = weight, bias  # [n, s] and [n], as they came in
+        self.weight, self.bias = _within_range(weight, bias, k)
         self.n = weight.shape[0]
         self.k = k
         self.dft_columns = 2 * k + 1 if k >= 0 else 0
@@ -122,18 +149,25 @@ class Problem:
         return np.flatnonzero(~np.any(self.weight, axis=1))
 
     @cached_property
+    def is_pure_dft(self) -> bool:
+        """Whether logits are trigonometric polynomials of degree k, and no more: no slack (or zeros), no bias."""
+        return self.k >= 0 and self.bias is None and not self.weight.any()
+
+    @cached_property
     def trivial_radius(self) -> float:
         """An upper bound on every radius: no ball in the box is wider than one label allows."""
         low = self.norms[0]
         rows = low > 0
         if not rows.any():
             return math.inf
-        extent = self.box * np.abs(self.weight).sum(axis=1)
+        reach = np.abs(self.weight).sum(axis=1)  # box · reach might underflow: the box comes last
         if self.k >= 0:
-            extent = extent + self.box * self.dft_columns * math.sqrt(2.0 / self.n)
-        if self.bias is not None:
-            extent = extent + np.abs(self.bias)
-        return float(np.min(extent[rows] / low[rows])) * SLOP * (1.0 + gamma(self.d + 4))
+            reach = reach + self.dft_columns * math.sqrt(2.0 / self.n)
+        with np.errstate(over="ignore"):
+            radius = self.box * (reach[rows] / low[rows])
+            if self.bias is not None:
+                radius = radius + np.abs(self.bias[rows]) / low[rows]
+        return float(np.min(radius)) * SLOP * (1.0 + gamma(self.d + 4))
 
     def constant_answer(self, active: ndarray) -> ndarray:
         """The labels with a zero row whose bias contradicts this set [q]: any one of them decides it."""
@@ -157,6 +191,9 @@ class Sets:
         return len(self.offsets) - 1
 
     def __getitem__(self, i: int) -> ndarray:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"set {i} is out of range for {len(self)} label sets")
+        i %= len(self)
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     @property

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import operator
 from collections.abc import Iterator
-from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +16,6 @@ from .inputs import as_problem
 from .ledger import CLOSED, Ledger
 from .problem import Problem, Sets
 from .witness import notch_polynomial
-
-FORMAT = 1
 
 
 class StageReport(NamedTuple):
@@ -120,13 +116,15 @@ class Report:
         return len(self.verdicts)
 
     def _line(self, i: int) -> int:
+        """Line i, counted from the end where it is negative."""
+        i = operator.index(i)
         if not -len(self) <= i < len(self):
             raise IndexError(f"line {i} is out of range for a report on {len(self)} label sets")
-        return int(self._proof_of[i % len(self) if i < 0 else i])
+        return i % len(self)
 
     def certificate(self, i: int) -> Certificate:
         """What proves line i."""
-        return self._certificates[self._line(i)]
+        return self._certificates[int(self._proof_of[self._line(i)])]
 
     def witness(self, i: int) -> ndarray | None:
         """An input x ``[d]`` that predicts set i, or None when none is known.
@@ -135,6 +133,7 @@ class Report:
         float64: the proof is the certificate, and the rounding may have lost signs that are closer to zero than
         1e-16.
         """
+        i = self._line(i)
         certificate = self.certificate(i)
         if self.verdicts[i] not in (Verdict.ARGMAXABLE, Verdict.THIN):
             return None
@@ -157,6 +156,9 @@ class Report:
                     f"head_or_matrix is {problem.n} × {problem.d}, "
                     f"the report is about {self.problem.n} × {self.problem.d}"
                 )
+        columns = (self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self.stage)
+        if any(len(column) != len(self.sets) for column in columns):
+            raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
         ok = np.zeros(len(self), dtype=bool)
         failures = []
         seen: dict[tuple, str] = {}
@@ -164,7 +166,8 @@ class Report:
             claim = (int(self._proof_of[i]), str(self.verdicts[i]), float(self.radius_lo[i]), float(self.radius_hi[i]))
             key = (*claim, self.sets[i].tobytes())
             if key not in seen:
-                seen[key] = _rejection(problem, self.sets[i], self._certificates[claim[0]], *claim[1:])
+                proof = self._certificates[claim[0]] if 0 <= claim[0] < len(self._certificates) else Certificate()
+                seen[key] = _rejection(problem, self.sets[i], proof, *claim[1:])
             ok[i] = not seen[key]
             if seen[key]:
                 failures.append((i, seen[key]))
@@ -233,92 +236,22 @@ class Report:
 
     def save(self, path: str | Path, matrix: bool = True) -> None:
         """Write the report as ``.npz``; ``matrix=False`` leaves W out (``check`` then needs it as an argument)."""
-        bounds = [(i, c.bounds) for i, c in enumerate(self._certificates) if c.bounds is not None]
-        certificates = self._certificates + [c for _, c in bounds]
-        columns = {
-            "witness": [c.witness for c in certificates],
-            "support": [c.support for c in certificates],
-            "multipliers": [c.multipliers for c in certificates],
-            "roots": [c.roots for c in certificates],
-        }
-        arrays: dict[str, ndarray] = {
-            "indices": self.sets.indices,
-            "offsets": self.sets.offsets,
-            "verdicts": np.array([str(v) for v in self.verdicts], dtype="U12"),
-            "radius_lo": self.radius_lo,
-            "radius_hi": self.radius_hi,
-            "proof_of": self._proof_of,
-            "stage": np.array([str(v) for v in self.stage], dtype="U16"),
-            "kinds": np.array([c.kind for c in certificates], dtype="U12"),
-            "bounds_of": np.array([i for i, _ in bounds], dtype=np.int64),
-        }
-        for name, column in columns.items():
-            arrays.update(_pack(name, column))
-        if matrix:
-            arrays["weight"] = self.problem.stored
-            if self.problem.bias is not None:
-                arrays["bias"] = self.problem.bias
-        p = self.problem
-        meta = {"format": FORMAT, "n": p.n, "slack": p.weight.shape[1], "k": p.k, "tol": p.tol, "box": p.box}
-        meta |= {"bias": p.bias is not None, "stages": [list(s) for s in self.stages], "notes": self.notes}
-        arrays["meta"] = np.array(json.dumps(meta))
-        with open(path, "wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        from .report_file import save_report
+
+        save_report(self, path, matrix)
 
     @classmethod
     def load(cls, path: str | Path, head_or_matrix: Any = None, bias: Any = None) -> Report:
         """Read a saved report; ``head_or_matrix`` is needed when it was saved without its matrix."""
-        with np.load(path, allow_pickle=False) as file:
-            data = {name: file[name] for name in file.files}
-        if "meta" not in data or "kinds" not in data:
-            raise ValueError(f"{path} is not a verification report")
-        meta = json.loads(str(data["meta"]))
-        if meta.get("format") != FORMAT:
-            raise ValueError(f"{path} has format {meta.get('format')}; this version reads format {FORMAT}")
-        if head_or_matrix is not None:
-            problem, _ = as_problem(head_or_matrix, bias, meta["tol"], meta["box"])
-        elif "weight" in data:
-            problem = Problem(data["weight"], data.get("bias"), meta["k"], meta["tol"], meta["box"])
-        else:
-            raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
-        if (problem.n, problem.weight.shape[1], problem.k) != (meta["n"], meta["slack"], meta["k"]):
-            raise ValueError(
-                f"head_or_matrix has {problem.n} labels, {problem.weight.shape[1]} columns and k = {problem.k}; "
-                f"the report is about {meta['n']}, {meta['slack']} and k = {meta['k']}"
-            )
-        count = len(data["kinds"])
-        columns = {name: _unpack(name, data, count) for name in ("witness", "support", "multipliers", "roots")}
-        certificates = [
-            Certificate(
-                str(data["kinds"][i]),
-                columns["witness"][i],
-                columns["support"][i],
-                columns["multipliers"][i],
-                columns["roots"][i],
-            )
-            for i in range(count)
-        ]
-        proofs = count - len(data["bounds_of"])
-        for i, inner in zip(data["bounds_of"].tolist(), certificates[proofs:], strict=True):
-            certificates[i] = replace(certificates[i], bounds=inner)
-        verdicts = np.empty(len(data["verdicts"]), dtype=object)
-        verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
-        return cls(
-            problem,
-            Sets(data["indices"], data["offsets"], problem.n),
-            verdicts,
-            data["radius_lo"],
-            data["radius_hi"],
-            certificates[:proofs],
-            data["proof_of"],
-            data["stage"].astype(object),
-            [StageReport(*s) for s in meta["stages"]],
-            meta["notes"],
-        )
+        from .report_file import load_report
+
+        return load_report(path, head_or_matrix, bias)
 
 
 def _rejection(problem: Problem, active: ndarray, certificate: Certificate, verdict: str, lo: float, hi: float) -> str:
     """Why this line is not proved; empty when it is."""
+    if np.any(np.diff(active) <= 0) or np.any((active < 0) | (active >= problem.n)):
+        return f"its labels are not distinct numbers from 0 to {problem.n - 1}, in order"
     proof = prove(problem, active, certificate, target=max(lo, problem.tol) if verdict == "ARGMAXABLE" else lo)
     if not proof.lo >= lo:
         return f"radius_lo = {lo} is not proved (only {proof.lo}). {proof.reason}"
@@ -339,35 +272,3 @@ def _why_open(problem: Problem) -> str:
     if problem.d > MAX_WIDTH:
         return f"sets left open: the exact stage takes at most {MAX_WIDTH} features, and there are {problem.d}"
     return "sets left open: no stage could prove an answer within its limits"
-
-
-def _pack(name: str, column: list[ndarray | None]) -> dict[str, ndarray]:
-    """A column of vectors (or None) as flat arrays; Fractions as text."""
-    lengths = np.array([-1 if v is None else len(v) for v in column], dtype=np.int64)
-    exact = np.array([v is not None and v.dtype == object for v in column], dtype=bool)
-    numbers = [v for v, e in zip(column, exact, strict=True) if v is not None and not e]
-    texts = [str(f) for v, e in zip(column, exact, strict=True) if v is not None and e for f in v]
-    flat = np.concatenate(numbers) if numbers else np.zeros(0)
-    return {
-        f"{name}_lengths": lengths,
-        f"{name}_exact": exact,
-        f"{name}_values": flat,
-        f"{name}_text": np.frombuffer("\n".join(texts).encode(), dtype=np.uint8),
-    }
-
-
-def _unpack(name: str, data: dict[str, ndarray], count: int) -> list[ndarray | None]:
-    lengths, exact, flat = data[f"{name}_lengths"], data[f"{name}_exact"], data[f"{name}_values"]
-    texts = iter(bytes(data[f"{name}_text"]).decode().split("\n"))
-    at = 0
-    out: list[ndarray | None] = []
-    for i in range(count):
-        length = int(lengths[i])
-        if length < 0:
-            out.append(None)
-        elif exact[i]:
-            out.append(np.array([Fraction(next(texts)) for _ in range(length)], dtype=object))
-        else:
-            out.append(flat[at : at + length].copy())
-            at += length
-    return out

@@ -17,6 +17,7 @@ from numpy import ndarray
 U = 2.0**-53  # unit roundoff
 SLOP = 1.0 + 1e-9  # covers the few hundred roundings made while a bound is computed
 TINY = 1e-290  # far above every underflow error, far below every number of interest
+SMALLEST = 1e-300  # quotients below it are rounded to this or to 0, whichever is safe: they have no precision left
 EXACT_RANGE = (1e-140, 1e140)  # factors in this range: products and their error terms neither under- nor overflow
 
 

@@ -80,11 +80,13 @@ class _Rows(NamedTuple):
     norms: ndarray  # [p]
 
     @classmethod
+    @np.errstate(over="ignore")
     def of(cls, ledger: Ledger) -> _Rows:
         problem = ledger.problem
         norms = problem.norms[1]
         labels = np.flatnonzero(norms > 0)
-        offset = None if problem.bias is None else problem.bias[labels] / norms[labels]
+        # Solvers take no infinity.
+        offset = None if problem.bias is None else np.nan_to_num(problem.bias[labels] / norms[labels])
         return cls(labels, problem.matrix[labels] / norms[labels, None], offset, norms[labels])
 
     def items(self, ledger: Ledger, which: ndarray) -> list[Item]:
@@ -94,6 +96,7 @@ class _Rows(NamedTuple):
         found = ((i, place[ledger.sets[i]], ledger.point(i)) for i in which.tolist())
         return [Item(i, active[active >= 0], start) for i, active, start in found]
 
+    @np.errstate(over="ignore")
     def offer(self, ledger: Ledger, i: int, x: ndarray, support: ndarray, multipliers: ndarray) -> None:
         """Have a point and multipliers of unit rows proved."""
         ledger.offer(i, Certificate("witness", witness=x))
@@ -115,9 +118,9 @@ def _refine(ledger: Ledger, i: int, x: ndarray, support: ndarray) -> None:
 
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     """Offer the largest balls that the interior-point method finds, each sharpened to the vertex it is close to."""
-    if not len(which):
-        return
     mine = _Rows.of(ledger)
+    if not len(which) or not len(mine.labels):
+        return
     items = mine.items(ledger, which)
     whole = ledger.problem.k >= 0 and ledger.problem.d >= WHOLE_WIDTH
     active = {item.number: item.active for item in items}
@@ -136,9 +139,9 @@ def _solve_programs(rows: ndarray, offset: ndarray | None, box: float, items: li
 
 def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
     """Offer the point and the multipliers of the Chebyshev program of each set."""
-    if not len(which):
-        return
     mine = _Rows.of(ledger)
+    if not len(which) or not len(mine.labels):
+        return
     shared = (mine.rows, mine.offset, ledger.problem.box)
     for i, answers in _spread(executor, _solve_programs, shared, mine.items(ledger, which)):
         for answer in answers:
@@ -186,6 +189,9 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
         else:
             largest = max(map(abs, point))
             point = [v * Fraction(problem.box) / largest for v in point]
-        rounded = np.array([float(v) for v in point])
+        try:
+            rounded = np.array([float(v) for v in point])
+        except OverflowError:
+            rounded = np.full(problem.d, np.inf)  # proves nothing
         if not ledger.offer(i, Certificate("witness", witness=rounded)):
             ledger.offer(i, Certificate("witness", witness=np.array(point, dtype=object)))

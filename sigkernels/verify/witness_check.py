@@ -11,8 +11,8 @@ from fractions import Fraction
 import numpy as np
 from numpy import ndarray
 
-from .problem import Problem, Sets
-from .rounding import SLOP, TINY, U, exact_dots, gamma, norm_upper, two_parts
+from .problem import LARGEST, Problem, Sets
+from .rounding import SLOP, SMALLEST, TINY, U, exact_dots, gamma, norm_upper, two_parts
 
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
@@ -34,6 +34,7 @@ def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, ta
     return lo, holds
 
 
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # of quotients: norms may be as small as numbers get
 def prove_witness(
     problem: Problem, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
 ) -> tuple[float, bool, str]:
@@ -49,17 +50,21 @@ def prove_witness(
             return -math.inf, False, "its witness holds something other than Fractions"
         if problem.k < 0:
             return _exact_witness(problem, active, x)
+        if max(map(abs, x), default=Fraction(0)) > Fraction(problem.box):
+            return -math.inf, False, "its exact witness is outside the box"
         exact, (x, rest) = x, two_parts(x)
         if not all(Fraction(h) + Fraction(r) == v for h, r, v in zip(x.tolist(), rest.tolist(), exact, strict=True)):
             return -math.inf, False, "for a DFT a witness must be a sum of two floats per entry"
-        if max(map(abs, exact), default=Fraction(0)) > Fraction(problem.box):
-            return -math.inf, False, "its exact witness is outside the box"
     x = x.astype(np.float64, copy=False)
     if not np.all(np.isfinite(x)):
         return -math.inf, False, "its witness is not finite"
+    largest = float(np.max(np.abs(x), initial=0.0))
+    if largest > LARGEST:  # logits might overflow
+        if problem.k >= 0:
+            return -math.inf, False, f"its witness holds {largest:g}, too large for a logit"
+        return _exact_witness(problem, active, np.array([Fraction(v) for v in x.tolist()], dtype=object))
     if logits is None:
         logits = problem.logits(x[None, :])[0]
-    largest = float(np.max(np.abs(x), initial=0.0))
     inside = 1.0 if largest <= problem.box else problem.box / largest * (1.0 - 8 * U)
 
     # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
@@ -76,14 +81,13 @@ def prove_witness(
     if rest is not None:
         error += 2.0 * norm_upper(rest) * high
     margins -= error
-    # Written so that NaN and overflow count as close.
     if math.isfinite(target):
         goal = target / inside * high
         settled = (margins >= goal) | (margins + 2 * error < goal)
     else:
         goal = _reachable(margins, error, low, high)
         settled = margins >= goal
-    clear = (margins > 0) & (margins < 1e290) & settled
+    clear = (margins > 0) & settled
     close = np.flatnonzero(~clear)
     if close.size:
         wrong = close[margins[close] < -2.0 * SLOP * error[close]]
@@ -94,18 +98,20 @@ def prove_witness(
         wrong = np.flatnonzero(~(margins > 0))
         if wrong.size:
             reason = f"label {int(wrong[0])} does not provably have its sign at its witness"
-            if inside < 1.0 or not np.all(np.isfinite(margins)):
+            if inside < 1.0:
                 return -math.inf, False, reason
-            rows = low > 0
+            rows = high > 0
             lengths = np.where(margins < 0, low, high)
             radius = float(np.min(margins[rows] / lengths[rows], initial=math.inf))
-            return radius, False, reason
+            return radius - 8 * U * abs(radius), False, reason
     rows = high > 0  # a zero row has its sign by its bias and bounds no ball
-    radius = float(np.min(margins[rows] / high[rows], initial=math.inf)) * (1.0 - 8 * U)
+    radius = math.inf
+    if rows.any():
+        radius = _down(float(np.min(_quotients(margins[rows], high[rows]))))
     if inside < 1.0:
         if problem.bias is not None:
             return -math.inf, True, ""  # argmaxable, but this input is outside the box
-        radius *= inside
+        radius = _down(radius * inside)
     return radius, True, ""
 
 
@@ -160,20 +166,23 @@ def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float
     scale = largest or Fraction(1)
     rounded = np.array([float(v / scale) for v in x])
     logits = problem.matrix @ rounded
-    if problem.bias is not None:
-        logits += problem.bias * float(1 / scale)
-    margins = -logits
-    margins[active] = logits[active]
     # The rounded witness settles most rows; the rest are summed as fractions.
     error = gamma(problem.d + 6) * norm_upper(rounded) * high + TINY
+    settled = high > 0
     if problem.bias is not None:
-        error += gamma(problem.d + 6) * np.abs(problem.bias) * float(1 / scale)
+        if 1 / LARGEST < scale < LARGEST:
+            bias = problem.bias * float(1 / scale)
+            logits += bias
+            error += gamma(problem.d + 6) * np.abs(bias)
+        else:
+            settled[:] = False
+    margins = -logits
+    margins[active] = logits[active]
     margins -= error
-    rows = high > 0
-    lowest = math.inf
-    settled = rows & (margins > 4 * error) & (margins < 1e290)
+    settled &= margins > np.maximum(4 * error, 1e-200)
+    lowest: Fraction | None = None
     if settled.any():
-        lowest = _down(Fraction(float(np.min(margins[settled] / high[settled]))) * scale)
+        lowest = Fraction(_down(float(np.min(_quotients(margins[settled], high[settled]))))) * scale
     for i in np.flatnonzero(~settled).tolist():
         logit = sum((Fraction(float(w)) * v for w, v in zip(problem.weight[i], x, strict=True)), Fraction(0))
         if problem.bias is not None:
@@ -181,18 +190,26 @@ def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float
         margin = logit if i in active else -logit
         if margin <= 0:
             return -math.inf, False, f"label {i} does not have its sign at its witness"
-        if rows[i]:
-            lowest = min(lowest, _down(margin / Fraction(float(high[i]))))
+        if high[i] > 0:
+            radius = margin / Fraction(float(high[i]))
+            lowest = radius if lowest is None else min(lowest, radius)
     if largest > problem.box:
         if problem.bias is not None:
             return -math.inf, True, ""
-        lowest *= _down(Fraction(problem.box) / largest)
-    return lowest, True, ""
+        lowest = None if lowest is None else lowest * Fraction(problem.box) / largest
+    return math.inf if lowest is None else _down(lowest), True, ""
 
 
-def _down(value: Fraction) -> float:
-    """A float64 no larger than this positive fraction (0 where it underflows)."""
+def _quotients(margins: ndarray, lengths: ndarray) -> ndarray:
+    """``margins / lengths``, the largest float64 where that overflows."""
+    return np.nan_to_num(margins / lengths)
+
+
+def _down(value: Fraction | float) -> float:
+    """A float64 no larger than this positive number, which may have been rounded a few times; 0 where it underflows."""
+    if value < SMALLEST:
+        return 0.0
     try:
-        return float(value) * (1.0 - 4 * U)
+        return float(value) * (1.0 - 8 * U)
     except OverflowError:
         return 1e300
