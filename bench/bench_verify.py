@@ -1,7 +1,7 @@
 """The verifier against what people use: scipy's HiGHS on the full Chebyshev program of each label set.
 
     OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 python bench/bench_verify.py speed
-    … bench_verify.py radius | throughput | bottleneck | slack
+    … bench_verify.py radius | throughput | bottleneck | slack | published
 
 Both sides run in one process, interleaved, one BLAS thread, and are measured in seconds of processor time, which other
 programs on the machine do not lengthen. HiGHS gets a few sets (it takes seconds for each), the verifier many; what is
@@ -164,9 +164,15 @@ def bottleneck(args: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def published_slack(n: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Slack as the published script of the sigmoid-bottleneck paper draws it for its picture: U(-1, 0.1)/√n."""
-    return rng.uniform(-1.0, 0.1, (n, columns)) / np.sqrt(n)
+def with_published_slack(head, rng: np.random.Generator | np.random.RandomState):
+    """The head in float64 with slack as the published script of the sigmoid-bottleneck paper draws it: U(-1, 0.1)/√n."""
+    import torch
+
+    head = head.double()
+    drawn = rng.uniform(-1.0, 0.1, tuple(head.slack_weight.shape)) / np.sqrt(head.num_labels)
+    with torch.no_grad():
+        head.slack_weight.copy_(torch.from_numpy(drawn))
+    return head
 
 
 def percentile(values: np.ndarray, share: float = 0.01) -> tuple[float, float, float]:
@@ -179,8 +185,6 @@ def percentile(values: np.ndarray, share: float = 0.01) -> tuple[float, float, f
 
 def slack(args: argparse.Namespace) -> list[dict]:
     """The second picture: the 1st percentile of the radius against n, without and with 16 slack columns."""
-    import torch
-
     rows = []
     rng = np.random.default_rng(0)
     for n in (100, 300, 1000, 3000, 10_000):
@@ -189,9 +193,7 @@ def slack(args: argparse.Namespace) -> list[dict]:
             for columns in (0, 16):
                 head, _ = dft_head(n, k, columns)
                 if columns and not args.head_slack:
-                    head = head.double()
-                    with torch.no_grad():
-                        head.slack_weight.copy_(torch.from_numpy(published_slack(n, columns, rng)))
+                    head = with_published_slack(head, rng)
                 report = verify(head, sets, radius=True)
                 p1, low, high = percentile(report.radius_lo)
                 row = {"n": n, "k": k, "slack": columns, "p1": p1, "p1 low": low, "p1 high": high}
@@ -200,6 +202,27 @@ def slack(args: argparse.Namespace) -> list[dict]:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     _plot_slack(rows)
+    return rows
+
+
+def published(args: argparse.Namespace) -> list[dict]:
+    """The published radii at n = 10000 with 16 slack columns, against what samples of the script's 100 sets give.
+
+    Slack and sets are drawn with the script's generator and seed.
+    """
+    rows, draw = [], np.random.default_rng(0)
+    for k, value in ((1, 2.2e2), (2, 0.15), (3, 8.7e-4)):
+        head = with_published_slack(dft_head(10_000, k, 16)[0], np.random.RandomState(12))
+        rng = np.random.RandomState(12)
+        sets = [np.sort(rng.choice(10_000, k, replace=False)) for _ in range(args.sets)]
+        radii = verify(head, sets, radius=True).radius_lo.astype(float)
+        samples = np.array([np.percentile(draw.choice(radii, 100, replace=False), 1) for _ in range(20_000)])
+        low, median, high = np.quantile(samples, [0.025, 0.5, 0.975])
+        row = {"k": k, "published": value, "sets": args.sets, "p1": float(np.percentile(radii, 1))}
+        row |= {"p1 of 100, 95 %": (low, high), "p1 of 100, median": median}
+        row |= {"sets below": float(np.mean(radii < value)), "samples below": float(np.mean(samples < value))}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
     return rows
 
 
@@ -257,7 +280,7 @@ def test_verify(benchmark, who: str, d: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "radius", "throughput", "bottleneck", "slack"))
+    parser.add_argument("what", choices=("speed", "radius", "throughput", "bottleneck", "slack", "published"))
     parser.add_argument("--n", type=int, nargs="+", default=[8921, 20_000])
     parser.add_argument("--d", type=int, nargs="+", default=[25, 50, 100, 200])
     parser.add_argument("--kinds", nargs="+", default=["trained", "gaussian", "dft"])
