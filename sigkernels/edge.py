@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .dft import check_dft
-from .labels import LabelSets
+from .labels import LabelSets, tensor_of
 from .layer import Layer
 from .losses import Loss
 
@@ -120,6 +121,8 @@ def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
 def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:
     """``targets`` in any accepted form → LabelSets, or a dense floating point tensor ``[B, n]`` in [0, 1]."""
     batch = leading.numel()
+    if isinstance(targets, np.ndarray) and targets.dtype != object:  # an array of objects holds lists
+        targets = tensor_of("targets", targets).to(device)
     if isinstance(targets, Tensor) and targets.layout == torch.strided:
         return _dense(targets, leading, num_labels, device)
     if isinstance(targets, LabelSets):
@@ -131,7 +134,7 @@ def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torc
         sets = LabelSets.from_lists(targets, num_labels).to(device)
     else:
         raise TypeError(
-            "targets must be LabelSets, a dense [B, n] tensor, a sparse CSR matrix or a list of lists, "
+            "targets must be LabelSets, a dense [B, n] tensor or array, a sparse CSR matrix or a list of lists, "
             f"got {type(targets).__name__}"
         )
     if sets.num_labels != num_labels:
@@ -145,7 +148,10 @@ def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torc
 
 def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:
     if targets.shape != (*leading, num_labels):
-        raise ValueError(f"dense targets must have shape {[*leading, num_labels]}, got {list(targets.shape)}")
+        raise ValueError(
+            f"dense targets must have shape {[*leading, num_labels]}, got {list(targets.shape)}; "
+            "for arrays of label numbers use LabelSets.from_lists"
+        )
     if targets.device != device:
         raise ValueError(f"targets are on {targets.device} and the input on {device}; use targets.to('{device}')")
     if targets.is_complex():

@@ -67,7 +67,7 @@ class Head(nn.Module):
         """The loss against ``targets``, fused with the layer: no ``[B, n]`` array is made.
 
         Args:
-            targets: LabelSets, a dense ``[..., n]`` tensor in [0, 1], a sparse CSR matrix or a list of lists.
+            targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
             loss: what is measured, with all its settings. Losses of whole rows (``LMLNLL``,
                 ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
             reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
