@@ -13,6 +13,7 @@ from .dft import check_dft
 from .labels import LabelSets, tensor_of
 from .layer import Layer
 from .losses import Loss
+from .tracing import by_operator, check_memory
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 REDUCTIONS = ("mean", "sum", "none")
@@ -49,6 +50,10 @@ def check_grad_into(grad_into: Any, weight: Tensor) -> None:
         raise ValueError(
             f"grad_into must be contiguous with the weight's shape {tuple(weight.shape)}, dtype {weight.dtype} and "
             f"device {weight.device}, got {tuple(grad_into.shape)}, {grad_into.dtype}, {grad_into.device}"
+        )
+    if torch.is_grad_enabled() and not weight.requires_grad:
+        raise ValueError(
+            "grad_into was given, but the weight requires no gradient; leave it out, or let it require one"
         )
     if grad_into.requires_grad:
         raise ValueError("grad_into must not require a gradient itself; pass weight.grad or a plain tensor")
@@ -99,7 +104,7 @@ def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     if bias is not None:
         _check_numbers("bias", bias, device)
     rows = x
-    if torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
+    if device.type != "meta" and torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device.type)
         rows, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         layer = layer._replace(weight=weight, bias=bias)
@@ -112,6 +117,7 @@ def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
 
 
 def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
+    check_memory(name, tensor)
     if tensor.dtype not in DTYPES:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     if tensor.device != device:
@@ -154,12 +160,13 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
         )
     if targets.device != device:
         raise ValueError(f"targets are on {targets.device} and the input on {device}; use targets.to('{device}')")
+    check_memory("targets", targets)
     if targets.is_complex():
         raise TypeError(f"dense targets must be bool, integer or floating point, got {targets.dtype}")
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError("targets require a gradient, which the fused loss does not give; pass targets.detach()")
     dense = targets.detach().reshape(leading.numel(), num_labels)
-    if torch.compiler.is_compiling():  # values cannot be looked at while tracing
+    if by_operator(dense):  # there are no values to look at
         return dense if dense.is_floating_point() else dense.to(torch.float32)
     if not dense.is_floating_point():
         return LabelSets.from_dense(dense)

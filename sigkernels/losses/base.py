@@ -13,6 +13,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from ..tracing import check_memory
+
 L = TypeVar("L", bound="Loss")
 
 
@@ -83,6 +85,7 @@ class Loss:
                     f"{name} of {type(self).__name__} is on {tensor.device} and the input on {device}; "
                     f"move it with {name}.to('{device}')"
                 )
+            check_memory(f"{name} of {type(self).__name__}", tensor)
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
                     f"{name} of {type(self).__name__} requires a gradient, which this loss does not give; "
@@ -92,7 +95,11 @@ class Loss:
     def flatten(self) -> tuple[str, list[float], list[Tensor | None]]:
         """(kind, numbers, tensors): the form in which an operator call carries a loss."""
         numbers = [_number(getattr(self, name)) for name in self.number_fields]
-        return type(self).__name__, numbers, [getattr(self, name) for name in self.tensor_fields]
+        return type(self).__name__, numbers, self.tensors()
+
+    def tensors(self) -> list[Tensor | None]:
+        """The tensors among the settings, in the order of ``tensor_fields``."""
+        return [getattr(self, name) for name in self.tensor_fields]
 
     @staticmethod
     def unflatten(kind: str, numbers: Sequence[float], tensors: Sequence[Tensor | None]) -> Loss:
