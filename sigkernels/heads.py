@@ -16,6 +16,7 @@ from .labels import LabelSets
 from .layer import Layer
 from .losses import BCE, ConfusionLoss, Loss, RowLoss
 from .sharding import LabelShard
+from .tracing import check_memory
 
 _DRAW_ROWS = 65536  # labels whose slack is drawn at a time
 
@@ -46,6 +47,8 @@ class Head(nn.Module):
             raise ValueError(
                 f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
             )
+        check_memory("h", h)
+        check_memory("the head's weight", self._label_weight())
 
     def forward(self, h: Tensor) -> Tensor:
         """Logits, ``[..., n]``. ``loss``, ``topk`` and ``predict`` do without this array."""
@@ -259,8 +262,16 @@ class DFTHead(Head):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         key = prefix + "slack_weight"
         if self.shard is not None and key in state_dict:
+            whole, errors = state_dict[key], args[-1]
+            own = whole[self.shard.start : self.shard.stop]
+            if whole.shape[0] != self.num_labels:
+                errors.append(
+                    f"{key} has {whole.shape[0]} rows for num_labels = {self.num_labels}; "
+                    "give the state dict of a whole layer, as head.state_dict() makes it on any number of ranks"
+                )
+                own = self.slack_weight
             # A new dict: the caller's still belongs to the caller.
-            state_dict = {**state_dict, key: state_dict[key][self.shard.start : self.shard.stop]}
+            state_dict = {**state_dict, key: own}
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
