@@ -31,11 +31,12 @@ def _index(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any, remedy: str = "give a Python number") -> float:
-    """``value`` as a finite number; numpy's numbers pass, bools, strings, None and tensors do not."""
+    """``value`` as a finite number; numpy's and tensors ``[]`` pass, bools, strings, None and other tensors do not."""
     if type(value) is not float and type(value) is not int:
+        if isinstance(value, Tensor) and value.ndim == 0 and not value.requires_grad and not value.is_complex():
+            value = value.item()
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise TypeError(f"{name} must be a number, got {shown}; {remedy}")
+            raise TypeError(f"{name} must be a number, got {value!r}; {remedy}")
         value = float(value)
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}; {remedy}")

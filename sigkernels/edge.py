@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import whole
 from .dft import check_dft
 from .labels import LabelSets, tensor_of
 from .layer import Layer
@@ -17,6 +18,11 @@ from .tracing import by_operator, check_memory
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_dtype(dtype: Any) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(f"dtype must be torch.float16, bfloat16, float32 or float64, or None, got {dtype!r}")
 
 
 def check_reduction(reduction: str) -> str:
@@ -33,11 +39,10 @@ def check_loss(loss: Any, num_labels: int, device: torch.device) -> None:
 
 
 def check_m(m: int, num_labels: int) -> int:
-    if isinstance(m, bool) or not hasattr(m, "__index__"):
-        raise TypeError(f"m must be a whole number, got {m!r}")
+    m = whole("m", m)
     if not 1 <= m <= num_labels:
         raise ValueError(f"m must lie in 1 … num_labels = {num_labels}, got {m}")
-    return m.__index__()
+    return m
 
 
 def check_grad_into(grad_into: Any, weight: Tensor) -> None:
@@ -61,7 +66,7 @@ def check_grad_into(grad_into: Any, weight: Tensor) -> None:
 
 def dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) -> tuple[Tensor, Layer]:
     """Checks the arguments of a DFT operation; returns x as ``[B, D]`` and the layer, both in one dtype."""
-    check_dft(num_labels, k)
+    num_labels, k = check_dft(num_labels, k)
     _check_matrix("slack_weight", slack_weight)
     if slack_weight.shape[0] != num_labels:
         raise ValueError(

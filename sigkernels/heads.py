@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import edge, functional, ops
+from .checks import number, whole
 from .dft import check_dft, dft_matrix, prior_coefficient
 from .labels import LabelSets
 from .layer import Layer
@@ -105,7 +106,7 @@ class Head(nn.Module):
     @torch.no_grad()
     def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
         """The labels whose probability is above ``threshold``, one set per row of ``h``."""
-        if not 0.0 <= threshold <= 1.0:
+        if not 0.0 <= (threshold := number("threshold", threshold)) <= 1.0:
             raise ValueError(f"threshold is a probability and must lie in [0, 1], got {threshold}")
         _, flat, layer = self._flat(h)
         if threshold in (0.0, 1.0):
@@ -159,9 +160,9 @@ class DFTHead(Head):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_dft(num_labels, k)
-        _check_size("in_features", in_features, 1)
-        _check_size("slack", slack, 0)
+        num_labels, k = check_dft(num_labels, k)
+        in_features, slack = whole("in_features", in_features, 1), whole("slack", slack, 0)
+        edge.check_dtype(dtype)
         self.in_features, self.num_labels, self.k, self.slack = in_features, num_labels, k, slack
         width = 2 * k + 1 + slack
         if in_features < width:
@@ -213,6 +214,12 @@ class DFTHead(Head):
         if missing:
             raise ValueError(f"state_dict lacks {', '.join(missing)}; it has {', '.join(state_dict) or 'nothing'}")
         weight, bias, slack = (state_dict[key] for key in wanted)
+        for key, tensor, ndim in zip(wanted, (weight, bias, slack), (2, 1, 2), strict=True):
+            if not isinstance(tensor, Tensor) or tensor.ndim != ndim:
+                shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(
+                    f"{key} must be a tensor with {ndim} dimensions, got {shape}; pass the layer's own state"
+                )
         num_labels, columns = slack.shape
         if weight.shape[0] != 2 * k + 1 + columns or bias.shape != weight.shape[:1]:
             raise ValueError(
@@ -299,10 +306,9 @@ class LinearHead(Head):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_size("in_features", in_features, 1)
-        _check_size("num_labels", num_labels, 1)
-        if bottleneck is not None:
-            _check_size("bottleneck", bottleneck, 1)
+        in_features, num_labels = whole("in_features", in_features, 1), whole("num_labels", num_labels, 1)
+        bottleneck = None if bottleneck is None else whole("bottleneck", bottleneck, 1)
+        edge.check_dtype(dtype)
         self.in_features, self.num_labels, self.bottleneck = in_features, num_labels, bottleneck
         width = in_features if bottleneck is None else bottleneck
         self.proj = None if bottleneck is None else nn.Linear(in_features, bottleneck, device=device, dtype=dtype)
@@ -325,7 +331,7 @@ class LinearHead(Head):
         """Sets the bias so that a label starts near probability ``active/n``, for ``active`` labels per row."""
         if self.bias is None:
             raise ValueError("init_prior needs a bias for each label; make the head with bias=True")
-        if not 0 < active < self.num_labels:
+        if not 0 < (active := number("active", active)) < self.num_labels:
             raise ValueError(f"active must lie between 0 and num_labels = {self.num_labels}, got {active}")
         share = active / self.num_labels
         self.bias.fill_(math.log(share) - math.log1p(-share))
@@ -350,10 +356,3 @@ class LinearHead(Head):
             f"in_features={self.in_features}, num_labels={self.num_labels}, bottleneck={self.bottleneck}, "
             f"bias={self.bias is not None}"
         )
-
-
-def _check_size(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -35,6 +35,7 @@ class BCE(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_numbers("label_smoothing")
         if not 0.0 <= self.label_smoothing <= 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1], got {self.label_smoothing}")
 
@@ -119,6 +120,7 @@ class Focal(_TwoSided):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_numbers("gamma", *(() if self.alpha is None else ("alpha",)))
         _check_exponent("gamma", self.gamma)
         if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
             raise ValueError(f"alpha must lie in [0, 1], or be None for no weighting, got {self.alpha}")
@@ -183,10 +185,11 @@ class Asymmetric(_TwoSided):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_exponent("gamma_neg", self.gamma_neg)
-        _check_exponent("gamma_pos", self.gamma_pos)
         if self.clip is None:
             object.__setattr__(self, "clip", 0.0)
+        self._take_numbers("gamma_neg", "gamma_pos", "clip", "eps")
+        _check_exponent("gamma_neg", self.gamma_neg)
+        _check_exponent("gamma_pos", self.gamma_pos)
         object.__setattr__(self, "detach_focus", bool(self.detach_focus))
         if not 0.0 <= self.clip < 1.0:
             raise ValueError(f"clip is a probability margin and must lie in [0, 1), got {self.clip}")
@@ -223,5 +226,5 @@ class Asymmetric(_TwoSided):
 
 
 def _check_exponent(name: str, value: float) -> None:
-    if not 0.0 <= value < math.inf:
+    if value < 0:
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
