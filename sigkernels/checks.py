@@ -7,7 +7,6 @@ import numbers
 import operator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -21,7 +20,7 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
 
 
 def _index(name: str, value: Any) -> int:
-    is_bool = isinstance(value, bool) or getattr(value, "dtype", None) in (torch.bool, bool)
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
         if not is_bool:
             return operator.index(value)

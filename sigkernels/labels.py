@@ -64,6 +64,10 @@ class LabelSets:
         self.indices, self.offsets, self.num_labels = indices, offsets, num_labels
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through the constructor, so that sets from a file are checked like any others.
+        return LabelSets, (self.indices, self.offsets, self.num_labels)
+
     # -- from other forms ------------------------------------------------------------------------------------
 
     @classmethod
@@ -276,6 +280,9 @@ class LabelSets:
             f"LabelSets([{shown}{more}], {len(self)} sets, num_labels={self.num_labels}, "
             f"max_active={self.max_active}{where})"
         )
+
+
+torch.serialization.add_safe_globals([LabelSets])  # torch.load(weights_only=True), the default, takes them
 
 
 def _collate(batch: Sequence[Any], num_labels: int) -> Any:

@@ -99,6 +99,16 @@ def test_numpy_indices():
     assert sets[np.int64(1)].tolist() == sets[np.array(1)].tolist() == [2]
 
 
+def test_saved_sets_load_and_are_checked(tmp_path):
+    sets = LabelSets.from_lists([[1], [2, 3]], 5)
+    torch.save({"labels": sets}, tmp_path / "sets.pt")
+    assert torch.load(tmp_path / "sets.pt", weights_only=True)["labels"] == sets
+    sets.offsets[-1] = 100
+    torch.save(sets, tmp_path / "broken.pt")
+    with pytest.raises(ValueError, match="offsets must go from 0 to"):
+        torch.load(tmp_path / "broken.pt", weights_only=True)
+
+
 def test_repr_and_equality():
     sets = LabelSets.from_lists([[3, 17], [], [5], [1]], num_labels=20)
     assert repr(sets) == "LabelSets([{3, 17}, {}, {5}, …], 4 sets, num_labels=20, max_active=2)"
