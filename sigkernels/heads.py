@@ -106,7 +106,8 @@ class Head(nn.Module):
     @torch.no_grad()
     def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
         """The labels whose probability is above ``threshold``, one set per row of ``h``."""
-        if not 0.0 <= (threshold := number("threshold", threshold)) <= 1.0:
+        threshold = number("threshold", threshold, "a threshold is a probability in [0, 1]")
+        if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold is a probability and must lie in [0, 1], got {threshold}")
         _, flat, layer = self._flat(h)
         if threshold in (0.0, 1.0):
