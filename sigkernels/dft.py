@@ -17,21 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .checks import whole
 
-def check_dft(num_labels: int, k: int) -> None:
-    """Refuses an (n, k) for which a column of the DFT would vanish or repeat."""
-    for name, value in (("num_labels", num_labels), ("k", k)):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if num_labels < 1:
-        raise ValueError(f"num_labels must be at least 1, got {num_labels}")
-    if k < 0:
-        raise ValueError(f"k must be at least 0, got {k}")
+
+def check_dft(num_labels: int, k: int) -> tuple[int, int]:
+    """Refuses an (n, k) for which a column of the DFT would vanish or repeat; returns both as plain ints."""
+    num_labels, k = whole("num_labels", num_labels, 1), whole("k", k, 0)
     if 2 * k + 1 > num_labels:
         raise ValueError(
             f"k = {k} needs 2k+1 = {2 * k + 1} ≤ num_labels = {num_labels}: above that a DFT column vanishes or "
             f"repeats. Use k ≤ {(num_labels - 1) // 2}; with so few labels a full nn.Linear costs no more."
         )
+    return num_labels, k
 
 
 def angles(num_labels: int, k: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -60,8 +57,15 @@ def dft_matrix(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """``W_dft`` for the labels ``start … stop-1``, ``[stop-start, 2k+1]``, made in float64 and rounded once."""
-    check_dft(num_labels, k)
-    positions = np.arange(start, num_labels if stop is None else stop)
+    num_labels, k = check_dft(num_labels, k)
+    start, stop = whole("start", start, 0), num_labels if stop is None else whole("stop", stop, 0)
+    if not start <= stop <= num_labels:
+        raise ValueError(
+            f"start and stop must satisfy start ≤ stop ≤ num_labels = {num_labels}, got {start} and {stop}"
+        )
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating point type such as torch.float32, got {dtype!r}")
+    positions = np.arange(start, stop)
     return torch.from_numpy(dft_rows(num_labels, k, positions)).to(dtype=dtype, device=device)
 
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import whole
 from .dft import check_dft
-from .labels import LabelSets
+from .labels import LabelSets, tensor_of
 from .layer import Layer
 from .losses import Loss
+from .tracing import by_operator, check_memory
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_dtype(dtype: Any) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(f"dtype must be torch.float16, bfloat16, float32 or float64, or None, got {dtype!r}")
 
 
 def check_reduction(reduction: str) -> str:
@@ -31,11 +39,10 @@ def check_loss(loss: Any, num_labels: int, device: torch.device) -> None:
 
 
 def check_m(m: int, num_labels: int) -> int:
-    if isinstance(m, bool) or not hasattr(m, "__index__"):
-        raise TypeError(f"m must be a whole number, got {m!r}")
+    m = whole("m", m)
     if not 1 <= m <= num_labels:
         raise ValueError(f"m must lie in 1 … num_labels = {num_labels}, got {m}")
-    return m.__index__()
+    return m
 
 
 def check_grad_into(grad_into: Any, weight: Tensor) -> None:
@@ -49,13 +56,17 @@ def check_grad_into(grad_into: Any, weight: Tensor) -> None:
             f"grad_into must be contiguous with the weight's shape {tuple(weight.shape)}, dtype {weight.dtype} and "
             f"device {weight.device}, got {tuple(grad_into.shape)}, {grad_into.dtype}, {grad_into.device}"
         )
+    if torch.is_grad_enabled() and not weight.requires_grad:
+        raise ValueError(
+            "grad_into was given, but the weight requires no gradient; leave it out, or let it require one"
+        )
     if grad_into.requires_grad:
         raise ValueError("grad_into must not require a gradient itself; pass weight.grad or a plain tensor")
 
 
 def dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) -> tuple[Tensor, Layer]:
     """Checks the arguments of a DFT operation; returns x as ``[B, D]`` and the layer, both in one dtype."""
-    check_dft(num_labels, k)
+    num_labels, k = check_dft(num_labels, k)
     _check_matrix("slack_weight", slack_weight)
     if slack_weight.shape[0] != num_labels:
         raise ValueError(
@@ -98,7 +109,7 @@ def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     if bias is not None:
         _check_numbers("bias", bias, device)
     rows = x
-    if torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
+    if device.type != "meta" and torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device.type)
         rows, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         layer = layer._replace(weight=weight, bias=bias)
@@ -111,6 +122,7 @@ def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
 
 
 def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
+    check_memory(name, tensor)
     if tensor.dtype not in DTYPES:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     if tensor.device != device:
@@ -120,6 +132,8 @@ def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
 def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:
     """``targets`` in any accepted form → LabelSets, or a dense floating point tensor ``[B, n]`` in [0, 1]."""
     batch = leading.numel()
+    if isinstance(targets, np.ndarray) and targets.dtype != object:  # an array of objects holds lists
+        targets = tensor_of("targets", targets).to(device)
     if isinstance(targets, Tensor) and targets.layout == torch.strided:
         return _dense(targets, leading, num_labels, device)
     if isinstance(targets, LabelSets):
@@ -131,7 +145,7 @@ def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torc
         sets = LabelSets.from_lists(targets, num_labels).to(device)
     else:
         raise TypeError(
-            "targets must be LabelSets, a dense [B, n] tensor, a sparse CSR matrix or a list of lists, "
+            "targets must be LabelSets, a dense [B, n] tensor or array, a sparse CSR matrix or a list of lists, "
             f"got {type(targets).__name__}"
         )
     if sets.num_labels != num_labels:
@@ -145,15 +159,19 @@ def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torc
 
 def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:
     if targets.shape != (*leading, num_labels):
-        raise ValueError(f"dense targets must have shape {[*leading, num_labels]}, got {list(targets.shape)}")
+        raise ValueError(
+            f"dense targets must have shape {[*leading, num_labels]}, got {list(targets.shape)}; "
+            "for arrays of label numbers use LabelSets.from_lists"
+        )
     if targets.device != device:
         raise ValueError(f"targets are on {targets.device} and the input on {device}; use targets.to('{device}')")
+    check_memory("targets", targets)
     if targets.is_complex():
         raise TypeError(f"dense targets must be bool, integer or floating point, got {targets.dtype}")
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError("targets require a gradient, which the fused loss does not give; pass targets.detach()")
     dense = targets.detach().reshape(leading.numel(), num_labels)
-    if torch.compiler.is_compiling():  # values cannot be looked at while tracing
+    if by_operator(dense):  # there are no values to look at
         return dense if dense.is_floating_point() else dense.to(torch.float32)
     if not dense.is_floating_point():
         return LabelSets.from_dense(dense)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from .checks import number, whole
 from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
 from .losses import BCE, Loss
@@ -144,11 +145,14 @@ class MultiLabelClassifier:
         for name in foreign:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not for head={self.head!r}, got {name}={getattr(self, name)!r}")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
+            whole(name, getattr(self, name), least)
+        for name in ("learning_rate", "weight_decay", "threshold"):
+            number(name, getattr(self, name))
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is a probability and must lie in [0, 1], got {self.threshold}")
 

@@ -50,7 +50,7 @@ def dft_loss(
     """The loss of ``[W_dft | slack_weight] x`` against ``targets``, fused: no ``[B, n]`` array is made.
 
     Args:
-        targets: LabelSets, a dense ``[..., n]`` tensor in [0, 1], a sparse CSR matrix or a list of lists.
+        targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
         loss: what is measured, with all its settings. ``LMLNLL`` and ``TruncatedTopKEntropy`` need all logits of a
             row and make one ``[B, n]`` array.
         reduction: ``"mean"`` over all B·n terms, ``"sum"``, or ``"none"``: the loss of each row, ``[...]``. Losses of

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from . import edge, functional, ops
+from .checks import number, whole
 from .dft import check_dft, dft_matrix, prior_coefficient
 from .labels import LabelSets
 from .layer import Layer
 from .losses import BCE, ConfusionLoss, Loss, RowLoss
 from .sharding import LabelShard
+from .tracing import check_memory
 
 _DRAW_ROWS = 65536  # labels whose slack is drawn at a time
 
@@ -46,6 +48,8 @@ class Head(nn.Module):
             raise ValueError(
                 f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
             )
+        check_memory("h", h)
+        check_memory("the head's weight", self._label_weight())
 
     def forward(self, h: Tensor) -> Tensor:
         """Logits, ``[..., n]``. ``loss``, ``topk`` and ``predict`` do without this array."""
@@ -67,7 +71,7 @@ class Head(nn.Module):
         """The loss against ``targets``, fused with the layer: no ``[B, n]`` array is made.
 
         Args:
-            targets: LabelSets, a dense ``[..., n]`` tensor in [0, 1], a sparse CSR matrix or a list of lists.
+            targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
             loss: what is measured, with all its settings. Losses of whole rows (``LMLNLL``,
                 ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
             reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
@@ -102,6 +106,7 @@ class Head(nn.Module):
     @torch.no_grad()
     def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
         """The labels whose probability is above ``threshold``, one set per row of ``h``."""
+        threshold = number("threshold", threshold, "a threshold is a probability in [0, 1]")
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold is a probability and must lie in [0, 1], got {threshold}")
         _, flat, layer = self._flat(h)
@@ -156,9 +161,9 @@ class DFTHead(Head):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_dft(num_labels, k)
-        _check_size("in_features", in_features, 1)
-        _check_size("slack", slack, 0)
+        num_labels, k = check_dft(num_labels, k)
+        in_features, slack = whole("in_features", in_features, 1), whole("slack", slack, 0)
+        edge.check_dtype(dtype)
         self.in_features, self.num_labels, self.k, self.slack = in_features, num_labels, k, slack
         width = 2 * k + 1 + slack
         if in_features < width:
@@ -210,6 +215,12 @@ class DFTHead(Head):
         if missing:
             raise ValueError(f"state_dict lacks {', '.join(missing)}; it has {', '.join(state_dict) or 'nothing'}")
         weight, bias, slack = (state_dict[key] for key in wanted)
+        for key, tensor, ndim in zip(wanted, (weight, bias, slack), (2, 1, 2), strict=True):
+            if not isinstance(tensor, Tensor) or tensor.ndim != ndim:
+                shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(
+                    f"{key} must be a tensor with {ndim} dimensions, got {shape}; pass the layer's own state"
+                )
         num_labels, columns = slack.shape
         if weight.shape[0] != 2 * k + 1 + columns or bias.shape != weight.shape[:1]:
             raise ValueError(
@@ -259,8 +270,16 @@ class DFTHead(Head):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         key = prefix + "slack_weight"
         if self.shard is not None and key in state_dict:
+            whole, errors = state_dict[key], args[-1]
+            own = whole[self.shard.start : self.shard.stop]
+            if whole.shape[0] != self.num_labels:
+                errors.append(
+                    f"{key} has {whole.shape[0]} rows for num_labels = {self.num_labels}; "
+                    "give the state dict of a whole layer, as head.state_dict() makes it on any number of ranks"
+                )
+                own = self.slack_weight
             # A new dict: the caller's still belongs to the caller.
-            state_dict = {**state_dict, key: state_dict[key][self.shard.start : self.shard.stop]}
+            state_dict = {**state_dict, key: own}
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
@@ -288,10 +307,9 @@ class LinearHead(Head):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_size("in_features", in_features, 1)
-        _check_size("num_labels", num_labels, 1)
-        if bottleneck is not None:
-            _check_size("bottleneck", bottleneck, 1)
+        in_features, num_labels = whole("in_features", in_features, 1), whole("num_labels", num_labels, 1)
+        bottleneck = None if bottleneck is None else whole("bottleneck", bottleneck, 1)
+        edge.check_dtype(dtype)
         self.in_features, self.num_labels, self.bottleneck = in_features, num_labels, bottleneck
         width = in_features if bottleneck is None else bottleneck
         self.proj = None if bottleneck is None else nn.Linear(in_features, bottleneck, device=device, dtype=dtype)
@@ -314,7 +332,7 @@ class LinearHead(Head):
         """Sets the bias so that a label starts near probability ``active/n``, for ``active`` labels per row."""
         if self.bias is None:
             raise ValueError("init_prior needs a bias for each label; make the head with bias=True")
-        if not 0 < active < self.num_labels:
+        if not 0 < (active := number("active", active)) < self.num_labels:
             raise ValueError(f"active must lie between 0 and num_labels = {self.num_labels}, got {active}")
         share = active / self.num_labels
         self.bias.fill_(math.log(share) - math.log1p(-share))
@@ -339,10 +357,3 @@ class LinearHead(Head):
             f"in_features={self.in_features}, num_labels={self.num_labels}, bottleneck={self.bottleneck}, "
             f"bias={self.bias is not None}"
         )
-
-
-def _check_size(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")

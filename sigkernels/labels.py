@@ -7,8 +7,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from .checks import whole
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PREVIEW_SETS, _PREVIEW_LABELS = 3, 6
@@ -33,7 +36,7 @@ class LabelSets:
     num_labels: int
 
     def __init__(self, indices: Tensor, offsets: Tensor, num_labels: int) -> None:
-        num_labels = _check_num_labels(num_labels)
+        num_labels = whole("num_labels", num_labels, 1)
         for name, tensor in (("indices", indices), ("offsets", offsets)):
             if not isinstance(tensor, Tensor):
                 raise TypeError(
@@ -47,7 +50,8 @@ class LabelSets:
             raise ValueError(
                 f"indices are on {indices.device} and offsets on {offsets.device}; move both to one device"
             )
-        indices, offsets = indices.to(torch.int64), offsets.to(torch.int64)
+        # A copy: what the caller does to its tensors later must not reach the sets.
+        indices, offsets = (tensor.to(torch.int64, copy=True) for tensor in (indices, offsets))
         _check_offsets(offsets, indices.numel())
         _check_range(indices, offsets, num_labels)
         self.indices, self.offsets = _sort_rows(indices, offsets, num_labels)
@@ -60,40 +64,33 @@ class LabelSets:
         self.indices, self.offsets, self.num_labels = indices, offsets, num_labels
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through the constructor, so that sets from a file are checked like any others.
+        return LabelSets, (self.indices, self.offsets, self.num_labels)
+
     # -- from other forms ------------------------------------------------------------------------------------
 
     @classmethod
     def from_lists(cls, lists: Iterable[Iterable[int] | Tensor], num_labels: int) -> LabelSets:
         """From one iterable of labels per row: ``from_lists([[3, 17], [], [5]], num_labels=20_000)``."""
-        num_labels = _check_num_labels(num_labels)
+        num_labels = whole("num_labels", num_labels, 1)
         if isinstance(lists, (str, bytes)) or not isinstance(lists, Iterable):
             raise TypeError(f"lists must hold one list of labels per row, got {type(lists).__name__}")
         flat: list[int] = []
         ends = [0]
         for row, labels in enumerate(lists):
-            if isinstance(labels, (str, bytes)) or not isinstance(labels, Iterable):
-                raise TypeError(
-                    f"row {row} of lists must be a list of labels, got {labels!r}; wrap a single set as [[…]]"
-                )
-            values = labels.tolist() if hasattr(labels, "tolist") else labels
-            for label in values:
-                try:
-                    flat.append(label.__index__())
-                except AttributeError:
-                    raise TypeError(
-                        f"row {row} of lists holds {label!r}, which is not a whole number; labels are integers"
-                    ) from None
-                if not 0 <= flat[-1] < num_labels:
-                    raise ValueError(_out_of_range(row, flat[-1], num_labels))
+            flat += _labels_of(row, labels, num_labels)
             ends.append(len(flat))
-        return cls(torch.tensor(flat, dtype=torch.int64), torch.tensor(ends, dtype=torch.int64), num_labels)
+        return cls._trusted(torch.tensor(flat, dtype=torch.int64), torch.tensor(ends, dtype=torch.int64), num_labels)
 
     @classmethod
-    def from_dense(cls, dense: Tensor) -> LabelSets:
-        """From a tensor ``[B, n]`` of zeros and ones (bool, integer or floating point)."""
-        dense = dense if isinstance(dense, Tensor) else torch.as_tensor(dense)
+    def from_dense(cls, dense: Tensor | np.ndarray | Sequence[Sequence[float]]) -> LabelSets:
+        """From a tensor or array ``[B, n]`` of zeros and ones (bool, integer or floating point)."""
+        dense = dense if isinstance(dense, Tensor) else tensor_of("dense", dense)
         if dense.ndim != 2:
             raise ValueError(f"dense must have shape [B, n], got {tuple(dense.shape)}")
+        if dense.is_complex():
+            raise TypeError(f"dense must be bool, integer or floating point, got {dense.dtype}; take its real part")
         active = dense != 0
         if dense.dtype != torch.bool and bool(((dense != 1) & active).any()):
             row, label = ((dense != 1) & active).nonzero()[0].tolist()
@@ -102,7 +99,7 @@ class LabelSets:
                 "a set has only 0 and 1: threshold soft labels first, or give them to the loss as a dense target"
             )
         rows, indices = active.nonzero(as_tuple=True)
-        return cls._trusted(indices, _offsets_of(rows, dense.shape[0]), _check_num_labels(dense.shape[1]))
+        return cls._trusted(indices, _offsets_of(rows, dense.shape[0]), whole("num_labels", dense.shape[1], 1))
 
     @classmethod
     def from_csr(cls, matrix: Any) -> LabelSets:
@@ -116,9 +113,13 @@ class LabelSets:
                     f"matrix must be a 2-D torch.sparse_csr tensor, got layout {matrix.layout}; "
                     "call .to_sparse_csr(), or use from_dense"
                 )
+            if matrix.is_complex():
+                raise TypeError(f"matrix must hold real numbers, got dtype {matrix.dtype}; take its real part")
             indices, offsets, values = matrix.col_indices(), matrix.crow_indices(), matrix.values()
         elif hasattr(matrix, "tocsr"):
             csr = matrix.tocsr()
+            if csr.dtype.kind not in "biuf":
+                raise TypeError(f"matrix must hold real numbers, got dtype {csr.dtype}; call .real or .astype(float)")
             indices, offsets = (
                 torch.from_numpy(csr.indices.astype("int64")),
                 torch.from_numpy(csr.indptr.astype("int64")),
@@ -147,7 +148,7 @@ class LabelSets:
         Samples are label sets, or tuples whose last entry is one: ``(x, [3, 17])`` batches to
         ``(x [B, …], LabelSets)``.
         """
-        return functools.partial(_collate, num_labels=_check_num_labels(num_labels))
+        return functools.partial(_collate, num_labels=whole("num_labels", num_labels, 1))
 
     # -- to other forms --------------------------------------------------------------------------------------
 
@@ -164,14 +165,17 @@ class LabelSets:
 
     def to_scipy(self) -> Any:
         """The same sets as a ``scipy.sparse.csr_matrix`` of ones ``[B, n]``."""
-        import numpy as np
         from scipy.sparse import csr_matrix
 
         indices, offsets = self.indices.cpu().numpy(), self.offsets.cpu().numpy()
         return csr_matrix((np.ones(len(indices), np.float32), indices, offsets), (len(self), self.num_labels))
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> LabelSets:
-        """The same sets on another device."""
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> LabelSets:
+        """The same sets on another device. They have no dtype: labels are int64."""
+        if isinstance(device, bool) or not isinstance(device, (torch.device, str, int)):
+            raise TypeError(
+                f"device must be a torch.device or its name, got {device!r}; labels are int64 and keep that dtype"
+            )
         return LabelSets._trusted(
             self.indices.to(device, non_blocking=non_blocking),
             self.offsets.to(device, non_blocking=non_blocking),
@@ -221,8 +225,10 @@ class LabelSets:
     def __len__(self) -> int:
         return self.offsets.numel() - 1
 
-    def __getitem__(self, key: int | slice | Tensor | Sequence[int]) -> Any:
-        """An int gives the labels of that row as a tensor; a slice, index or mask tensor gives LabelSets."""
+    def __getitem__(self, key: int | slice | Tensor | np.ndarray | Sequence[int]) -> Any:
+        """An int gives the labels of that row as a tensor; a slice, or an index or mask, gives LabelSets."""
+        if isinstance(key, np.ndarray):
+            key = _index_tensor(key)
         if isinstance(key, Tensor) and key.ndim == 0 and key.dtype != torch.bool:
             key = int(key)
         if hasattr(key, "__index__") and not isinstance(key, Tensor):
@@ -276,22 +282,65 @@ class LabelSets:
         )
 
 
+torch.serialization.add_safe_globals([LabelSets])  # torch.load(weights_only=True), the default, takes them
+
+
 def _collate(batch: Sequence[Any], num_labels: int) -> Any:
     """Batches samples whose (last) entry is a label set."""
     from torch.utils.data import default_collate
 
+    if not batch:
+        raise ValueError("the batch is empty: there is nothing to collate; give collate_fn at least one sample")
     if isinstance(batch[0], tuple):
         *inputs, labels = zip(*batch, strict=True)
         return (*(default_collate(list(part)) for part in inputs), LabelSets.from_lists(labels, num_labels))
     return LabelSets.from_lists(batch, num_labels)
 
 
-def _check_num_labels(num_labels: int) -> int:
-    if isinstance(num_labels, bool) or not hasattr(num_labels, "__index__"):
-        raise TypeError(f"num_labels must be a whole number, got {num_labels!r}")
-    if num_labels < 1:
-        raise ValueError(f"num_labels must be at least 1, got {num_labels}")
-    return num_labels.__index__()
+def tensor_of(name: str, array: Any) -> Tensor:
+    """An array, or what numpy makes one of, as a tensor of its own."""
+    try:
+        array = np.asarray(array)
+        if array.dtype.kind in "biuf":
+            return torch.from_numpy(np.array(array, order="C"))
+    except (TypeError, ValueError):  # rows of different lengths, types that torch lacks
+        pass
+    what = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else repr(array)
+    raise TypeError(f"{name} must be an array of booleans, integers or floating point numbers, got {what}")
+
+
+def _index_tensor(key: np.ndarray) -> Tensor:
+    if key.dtype.kind not in "biu":
+        raise IndexError(f"label sets are indexed by integers or booleans, got an array of {key.dtype}")
+    return torch.from_numpy(key.astype(bool if key.dtype.kind == "b" else np.int64))
+
+
+def _labels_of(row: int, labels: Any, num_labels: int) -> list[int]:
+    """One row of ``from_lists``, checked, sorted and without repeats."""
+    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"row {row} of lists must be a list of labels, got {labels!r}; wrap a single set as [[…]]")
+    values = [value if type(value) is int else _label(row, value) for value in values]
+    made = sorted(set(values))
+    if made and (made[0] < 0 or made[-1] >= num_labels):
+        wrong = made[0] if made[0] < 0 else made[-1]
+        raise ValueError(_out_of_range(row, wrong, num_labels))
+    if len(values) == num_labels > len(made) and made[-1] <= 1:
+        raise ValueError(
+            f"row {row} of lists holds {num_labels} zeros and ones, one per label: that is a dense target, not a list "
+            "of labels; use LabelSets.from_dense, or give the loss a tensor"
+        )
+    return made
+
+
+def _label(row: int, value: Any) -> int:
+    try:
+        return whole("label", value)
+    except TypeError:
+        raise TypeError(
+            f"row {row} of lists holds {value!r}, which is not a whole number; labels are integers: "
+            "for zeros and ones or booleans [B, n] use LabelSets.from_dense"
+        ) from None
 
 
 def _out_of_range(row: int, label: int, num_labels: int) -> str:

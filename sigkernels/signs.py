@@ -10,16 +10,28 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from numpy import ndarray
 
+from .checks import whole
 from .labels import LabelSets
+
+__all__ = ["alternations", "count_argmaxable", "dft_witness", "is_argmaxable_dft", "runs"]
 
 
 def alternations(y: Any) -> ndarray:
     """The number of sign changes of each vector, read left to right: ``[..., n] → [...]``.
 
-    ``y`` holds signs (±1), zeros and ones, or booleans: an entry counts as active when it is positive.
+    ``y`` holds signs (±1), zeros and ones, or booleans: an entry counts as active when it is positive. Of LabelSets
+    each set is a vector.
     """
+    if isinstance(y, LabelSets):
+        # Around the circle every run has two ends; reading left to right, the step from label n-1 to label 0 is not seen.
+        ends = [
+            torch.zeros(len(y), dtype=torch.bool, device=y.device).index_fill_(0, y.rows()[y.indices == label], True)
+            for label in (0, y.num_labels - 1)
+        ]
+        return (2 * y.runs() - (ends[0] != ends[1]).to(torch.int64)).cpu().numpy()
     active = np.asarray(y) > 0
     if active.ndim < 1:
         raise ValueError(f"y must be a vector or an array of vectors [..., n], got shape {active.shape}")
@@ -39,7 +51,7 @@ def count_argmaxable(n: int, d: int, bias: bool = False) -> int:
 
     ``2 Σ_{i<d} C(n-1, i)``, or ``Σ_{i≤d} C(n, i)`` with a generic bias.
     """
-    n, d = _whole("n", n, 1), _whole("d", d, 1)
+    n, d = whole("n", n, 1), whole("d", d, 1)
     if bias:
         return sum(math.comb(n, i) for i in range(d + 1))
     return 2 * sum(math.comb(n - 1, i) for i in range(d))
@@ -60,6 +72,8 @@ def dft_witness(labels: Any, n: int, k: int) -> ndarray:
     from .verify.witness import notch_polynomial
 
     _check_degree(n, k)
+    if isinstance(labels, (set, frozenset)):
+        labels = sorted(labels)
     if isinstance(labels, LabelSets) or (len(labels) and np.ndim(labels[0]) > 0):
         raise ValueError("labels must be one set, like [3, 17, 18]; call dft_witness once per set")
     one = _label_sets([labels], n)
@@ -76,19 +90,11 @@ def _label_sets(sets: Any, n: int) -> LabelSets:
         if sets.num_labels != n:
             raise ValueError(f"sets are over {sets.num_labels} labels, but n = {n}")
         return sets
-    csr = as_sets(sets, _whole("n", n, 1))
+    csr = as_sets(sets, whole("n", n, 1))
     return LabelSets.from_lists([csr[i] for i in range(len(csr))], n)
 
 
 def _check_degree(n: int, k: int) -> None:
-    n, k = _whole("n", n, 1), _whole("k", k, 0)
+    n, k = whole("n", n, 1), whole("k", k, 0)
     if 2 * k + 1 > n:
         raise ValueError(f"k = {k} needs 2k+1 ≤ n labels, and n = {n}: use k ≤ {(n - 1) // 2}")
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value.__index__() < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value.__index__()

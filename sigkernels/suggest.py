@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from .checks import whole
 from .heads import DFTHead
 from .labels import LabelSets
 
@@ -57,8 +58,7 @@ def suggest(label_sets: LabelSets, sample: int = 64, seed: int = 0) -> Suggestio
         )
     if len(label_sets) == 0:
         raise ValueError("label_sets is empty: there is nothing to learn k and slack from")
-    if sample < 0:
-        raise ValueError(f"sample must be at least 0, got {sample}")
+    sample = whole("sample", sample, 0)
     label_sets = label_sets.to("cpu")
     n, k, slack = label_sets.num_labels, suggest_k(label_sets), suggest_slack(label_sets)
     sizes = label_sets.sizes.numpy()
@@ -119,6 +119,9 @@ def _radius(label_sets: LabelSets, k: int, slack: int, sample: int, seed: int) -
     n, width = label_sets.num_labels, 1 + slack
     if sample == 0:
         return {}, "radius: not estimated (sample=0)"
+    fits = np.flatnonzero(label_sets.sizes.numpy() <= k)
+    if len(fits) == 0:
+        return {}, f"radius: not estimated, since no set has at most k = {k} labels"
     if n * width > MAX_ENTRIES:
         return {}, f"radius: not estimated at {n * width:,} slack entries; sk.verify a trained head on a few sets"
     state = torch.get_rng_state()
@@ -133,7 +136,6 @@ def _radius(label_sets: LabelSets, k: int, slack: int, sample: int, seed: int) -
     # The rows of the whole layer are longer by the other DFT columns, 2k/n in square: distances shrink by that much.
     length = narrow.norm(dim=1)
     shrink = float((length / (length.square() + 2 * k / n).sqrt()).min())
-    fits = np.flatnonzero(label_sets.sizes.numpy() <= k)
     rows = np.random.default_rng(seed).choice(fits, min(sample, len(fits)), replace=False)
     report = verify(narrow, label_sets[torch.from_numpy(np.sort(rows))], progress=False)
     apart = report.verdicts == Verdict.ARGMAXABLE

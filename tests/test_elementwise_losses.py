@@ -183,3 +183,38 @@ def test_on_a_head_and_compiled(device):
 def test_bad_settings(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("loss", [sk.BCE(), sk.BCE(pos_weight=torch.ones(1)), sk.Focal(gamma=0, alpha=None)], ids=repr)
+@pytest.mark.parametrize("z", [20.0, 40.0, -20.0, -40.0])
+def test_what_is_left_of_a_sure_label_keeps_its_digits(device, loss, z, dtype):
+    loss = loss.at_labels(torch.empty(0, device=device, dtype=dtype))
+    x = torch.tensor([[z]], device=device, dtype=dtype, requires_grad=True)
+    for y in (float(z > 0), 1e-3):
+        value = sk.functional.linear_loss(x, x.new_ones(1, 1), x.new_full((1, 1), y), loss=loss)
+        value.backward()
+        y = torch.full((), y, dtype=dtype).double().item()  # as it was given
+        rest = math.exp(-abs(z))
+        far = (1 - y) if z > 0 else y
+        assert value.item() == pytest.approx(math.log1p(rest) + far * abs(z), rel=1e-5)
+        assert x.grad.item() == pytest.approx((1 if z > 0 else -1) * (far - rest / (1 + rest)), rel=1e-5)
+        x.grad = None
+
+
+@pytest.mark.parametrize("name", ["bce", "pos_weight", *LOSSES])
+@pytest.mark.parametrize("z", [math.inf, -math.inf])
+@pytest.mark.parametrize("y", [0.0, 1.0, 0.25])
+def test_infinite_logits_give_the_limit(device, name, z, y):
+    """A label is switched off by a bias of -inf: where it is no target, it costs nothing and pulls at nothing."""
+    loss = {"bce": sk.BCE(), "pos_weight": sk.BCE(pos_weight=torch.full((1,), 3.0, device=device)), **LOSSES}[name]
+    results = []
+    for c in (z, math.copysign(1e4, z)):
+        x, weight = (torch.zeros(1, 1, device=device, requires_grad=True) for _ in range(2))
+        bias = torch.tensor([c], device=device, requires_grad=True)
+        value = sk.functional.linear_loss(x, weight, torch.full((1, 1), y, device=device), bias, loss)
+        value.backward()
+        results.append((value.item(), bias.grad.item()))
+    (value, grad), (near, near_grad) = results
+    assert value == (pytest.approx(near, rel=1e-6) if near < 100 else math.inf)
+    assert grad == pytest.approx(near_grad, rel=1e-6)

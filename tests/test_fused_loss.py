@@ -226,14 +226,16 @@ def test_strided_inputs(device):
     torch.testing.assert_close(x.grad, grads[0])
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("upstream", [1.0, 0.25])
-def test_grad_into_adds_to_a_buffer(device, upstream):
+def test_grad_into_adds_to_a_buffer(device, upstream, reduction):
     p = problem(700, 5, 9, 6, device=device)
-    (public_loss(p, p.sets, sk.BCE(), "mean") * upstream).backward()
+    scale = upstream if reduction == "mean" else torch.rand(6, device=device) / (6 * 700)
+    (public_loss(p, p.sets, sk.BCE(), reduction) * scale).sum().backward()
     want_x, want_weight = p.grads()
     buffer = torch.ones_like(p.layer.weight)
-    value = sk.functional.dft_loss(p.x, p.layer.weight, p.sets, 700, 5, grad_into=buffer)
-    (value * upstream).backward()
+    value = sk.functional.dft_loss(p.x, p.layer.weight, p.sets, 700, 5, reduction=reduction, grad_into=buffer)
+    (value * scale).sum().backward()
     assert p.layer.weight.grad is None
     torch.testing.assert_close(buffer - 1, want_weight, rtol=1e-3, atol=2e-7)
     torch.testing.assert_close(p.x.grad, want_x)

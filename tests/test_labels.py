@@ -77,6 +77,38 @@ def test_numpy_rows_and_integer_types():
     assert small.indices.dtype == small.offsets.dtype == torch.int64
 
 
+def test_lists_of_labels_are_not_taken_for_dense_targets():
+    assert LabelSets.from_lists([[0, 1], [1, 0], [0], []], 2).to_lists() == [[0, 1], [0, 1], [0], []]
+    assert LabelSets.from_lists([[1, 1, 0]], 9).to_lists() == [[0, 1]]
+    assert LabelSets.from_lists(torch.tensor([[3, 17], [5, 5]]), 20).to_lists() == [[3, 17], [5]]
+
+
+def test_later_changes_of_the_arguments_do_not_reach_the_sets():
+    indices, offsets, dense = torch.tensor([1, 3]), torch.tensor([0, 2]), np.eye(2)
+    sets, others = LabelSets(indices, offsets, 9), LabelSets.from_dense(dense)
+    indices[0], offsets[1], dense[:] = 7, 1, 0
+    assert sets.to_lists() == [[1, 3]] and others.to_lists() == [[0], [1]]
+
+
+def test_numpy_indices():
+    sets = LabelSets.from_lists([[1], [2], [3]], 5)
+    assert sets[np.array([2, -3])] == sets[[2, 0]]
+    assert sets[np.array([1, 0], dtype=np.uint8)] == sets[[1, 0]]
+    assert sets[np.array([True, False, True])] == sets[[0, 2]]
+    assert sets[np.array([], dtype=np.int64)].to_lists() == []
+    assert sets[np.int64(1)].tolist() == sets[np.array(1)].tolist() == [2]
+
+
+def test_saved_sets_load_and_are_checked(tmp_path):
+    sets = LabelSets.from_lists([[1], [2, 3]], 5)
+    torch.save({"labels": sets}, tmp_path / "sets.pt")
+    assert torch.load(tmp_path / "sets.pt", weights_only=True)["labels"] == sets
+    sets.offsets[-1] = 100
+    torch.save(sets, tmp_path / "broken.pt")
+    with pytest.raises(ValueError, match="offsets must go from 0 to"):
+        torch.load(tmp_path / "broken.pt", weights_only=True)
+
+
 def test_repr_and_equality():
     sets = LabelSets.from_lists([[3, 17], [], [5], [1]], num_labels=20)
     assert repr(sets) == "LabelSets([{3, 17}, {}, {5}, …], 4 sets, num_labels=20, max_active=2)"
@@ -113,6 +145,22 @@ def test_collate_in_a_data_loader_with_workers():
         (lambda: LabelSets.from_lists([1, 2], 9), TypeError, r"row 0 of lists must be a list.*\[\[…\]\]"),
         (lambda: LabelSets.from_lists(["ab"], 9), TypeError, "row 0 of lists"),
         (lambda: LabelSets.from_lists([[1.5]], 9), TypeError, "row 0 of lists holds 1.5"),
+        (lambda: LabelSets.from_lists([[0, 1, 0, 0]], 4), ValueError, "row 0 .* dense target.*from_dense"),
+        (lambda: LabelSets.from_lists([[1], [1, 1]], 2), ValueError, "row 1 .* dense target.*from_dense"),
+        (lambda: LabelSets.from_lists(torch.eye(3, dtype=torch.int64), 3), ValueError, "row 0 .* dense target"),
+        (lambda: LabelSets.from_lists([[True, False]], 9), TypeError, "holds True.*from_dense"),
+        (lambda: LabelSets.from_lists(np.eye(3, dtype=bool), 3), TypeError, "holds True.*from_dense"),
+        (lambda: LabelSets.from_lists([[torch.tensor(True)]], 3), TypeError, "holds tensor.True.*from_dense"),
+        (lambda: LabelSets.from_lists([torch.tensor(3)], 9), TypeError, r"row 0 of lists must be a list.*\[\[…\]\]"),
+        (lambda: LabelSets.collate_fn(3)([torch.eye(3).bool()[0]]), TypeError, "holds True.*from_dense"),
+        (lambda: LabelSets.collate_fn(3)([]), ValueError, "batch is empty.*at least one sample"),
+        (lambda: LabelSets.from_dense("abc"), TypeError, "dense must be an array.*got <U3"),
+        (lambda: LabelSets.from_dense([[1], [1, 0]]), TypeError, "dense must be an array"),
+        (lambda: LabelSets.from_dense(np.eye(2, dtype=complex)), TypeError, "dense must be .*got complex128"),
+        (lambda: LabelSets.from_dense(torch.eye(2, dtype=torch.complex64)), TypeError, "take its real part"),
+        (lambda: LabelSets.from_csr(scipy.sparse.eye(2, dtype=complex)), TypeError, "real numbers, got .* complex128"),
+        (lambda: LabelSets.from_lists([[0]], 4).to(torch.int32), TypeError, "device must be .*got torch.int32.*int64"),
+        (lambda: LabelSets.from_lists([[0]], 4)[np.array([0.5])], IndexError, "integers or booleans, got .*float64"),
         (lambda: LabelSets.from_lists("ab", 9), TypeError, "one list of labels per row"),
         (lambda: LabelSets.from_lists(7, 9), TypeError, "one list of labels per row"),
         (lambda: LabelSets.from_lists([[0]], 0), ValueError, "num_labels must be at least 1, got 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 from cases import random_sets
@@ -255,6 +256,12 @@ def test_module():
         (lambda: lml(torch.randn(4), 5), ValueError, "k = 5 .* n = 4"),
         (lambda: lml(torch.randn(4), 1.5), TypeError, "whole number"),
         (lambda: lml(torch.arange(4), 1), TypeError, "floating point"),
+        (
+            lambda: lml(torch.zeros(4).to(torch.float8_e5m2), 1),
+            TypeError,
+            "z must be floating point.*float8_e5m2.*float",
+        ),
+        (lambda: lml(torch.eye(4).to_sparse(), 1), TypeError, "z must be a dense tensor.*to_dense"),
         (lambda: lml([1.0, 2.0], 1), TypeError, "tensor"),
         (lambda: lml(torch.tensor(1.0), 1), ValueError, "dimension"),
         (lambda: sk.LML(-1), ValueError, "k must be at least 1"),
@@ -343,3 +350,10 @@ def test_a_forced_backend_without_a_kernel_raises(monkeypatch):
         sk.functional.lml(torch.randn(2, 9), 3)
     monkeypatch.setattr(lml_op, "forced_name", lambda: "auto")
     assert sk.functional.lml(torch.randn(2, 9), 3).shape == (2, 9)
+
+
+def test_k_may_be_any_integer():
+    z = torch.randn(2, 6)
+    for k in (np.int64(2), torch.tensor(2)):
+        assert torch.equal(lml(z, k), lml(z, 2))
+        assert sk.LML(k).k == 2 and type(sk.LML(k).k) is int

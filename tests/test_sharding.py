@@ -47,6 +47,32 @@ def results(head, h, sets):
     }
 
 
+def _check_distributed_tensors(h, sets):
+    """Weights that torch has spread are refused with the remedy, and the remedy works."""
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    for make in (lambda: sk.LinearHead(WIDTH, N), lambda: sk.DFTHead(WIDTH, N, K, S)):
+        torch.manual_seed(5)
+        head = make()
+        want = head.loss(h, sets)
+        fully_shard(head, mesh=mesh)
+        for verb in (lambda head=head: head.loss(h, sets), lambda head=head: head.topk(h, 3)):
+            with pytest.raises(TypeError, match=r"weight is a DTensor.*register_fsdp_forward_method\(head"):
+                verb()
+        register_fsdp_forward_method(head, "loss")
+        value = head.loss(h, sets)
+        value.backward()
+        torch.testing.assert_close(value, want)
+        assert all(parameter.grad is not None for parameter in head.parameters())
+    spread = distribute_tensor(torch.randn(N, WIDTH), mesh, [Shard(0)])
+    with pytest.raises(TypeError, match=r"^weight is a DTensor.*full_tensor"):
+        sk.functional.linear_loss(h, spread, sets)
+    with pytest.raises(TypeError, match=r"^z is a DTensor"):
+        sk.functional.lml(spread, 2)
+
+
 def _worker(rank: int, port: int, folder) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -60,6 +86,11 @@ def _worker(rank: int, port: int, folder) -> None:
     fresh = sk.DFTHead(WIDTH, N, K, S, process_group=group, dtype=torch.float64)
     fresh.load_state_dict(head.state_dict())
     assert torch.equal(fresh.slack_weight, head.slack_weight)
+    for rows in (N - 1, N + 1, len(head.slack_weight)):
+        with pytest.raises(RuntimeError, match=f"slack_weight has {rows} rows for num_labels = {N}"):
+            fresh.load_state_dict(head.state_dict() | {"slack_weight": torch.zeros(rows, S)})
+    assert torch.equal(fresh.slack_weight, head.slack_weight)
+    _check_distributed_tensors(h.float(), sets)
     torch.save((own, head.slack_weight.grad, out), folder / f"{rank}.pt")
     leave(folder, rank)
 

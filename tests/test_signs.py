@@ -38,6 +38,23 @@ def test_alternations(y, count):
     assert signs.alternations(y) == count
 
 
+@given(circles())
+def test_alternations_of_label_sets(case):
+    n, active = case
+    sets = sk.LabelSets.from_lists([active, [], range(n)], n)
+    assert signs.alternations(sets).tolist() == signs.alternations(sets.to_dense().numpy()).tolist()
+
+
+def test_public_names():
+    public = {name for name, thing in vars(signs).items() if getattr(thing, "__module__", "") == signs.__name__}
+    assert set(signs.__all__) == {name for name in public if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, tuple, np.array])
+def test_a_witness_of_any_kind_of_set(kind):
+    assert np.array_equal(signs.dft_witness(kind([3, 4]), 11, 2), signs.dft_witness([3, 4], 11, 2))
+
+
 def test_alternations_of_a_batch_and_of_nothing():
     assert signs.alternations(np.array([[[1, -1, 1], [1, 1, 1]]])).tolist() == [[2, 0]]
     with pytest.raises(ValueError, match="y must be a vector"):

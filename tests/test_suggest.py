@@ -60,6 +60,13 @@ def test_a_matrix_that_is_too_large_is_not_made():
     assert found.radius == {} and "not estimated at" in str(found)
 
 
+@pytest.mark.parametrize(("n", "labels"), [(50, range(40)), (1, [0]), (2, [0, 1])])
+def test_sets_that_no_k_covers(n, labels):
+    found = sk.suggest(sets(labels, labels, n=n))
+    assert (found.k, found.coverage, found.radius) == ((n - 1) // 2, 0.0, {})
+    assert "100.00 % of the sets are larger" in str(found) and "no set has at most k" in str(found)
+
+
 def test_it_leaves_the_global_generators_alone():
     torch.manual_seed(3)
     np.random.seed(3)  # noqa: NPY002 - the legacy generator is what must not move

@@ -73,7 +73,7 @@ def forced_name() -> str:
     """The backend that a ``with`` block or the environment asks for, or ``"auto"``."""
     name = _forced.get()
     if name is None:
-        name = os.environ.get("SIGKERNELS_BACKEND", "auto")
+        name = os.environ.get("SIGKERNELS_BACKEND") or "auto"
         _require(name, "SIGKERNELS_BACKEND")
     return name
 

@@ -13,6 +13,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from ..checks import number
+from ..tracing import check_memory
+
 L = TypeVar("L", bound="Loss")
 
 
@@ -46,6 +49,24 @@ class Loss:
                     f"{name} must be a 1-D floating point tensor with one entry per label, "
                     f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
                 )
+
+    def _take_numbers(self, *names: str) -> None:
+        """Checks that these settings are finite numbers, and makes plain ones of numpy's."""
+        for name in names:
+            given = getattr(self, name)
+            plain = number(name, given)
+            if plain is not given:
+                object.__setattr__(self, name, plain)
+
+    def __eq__(self, other: object) -> bool:
+        """The same kind of loss with equal numbers and the very same tensors."""
+        if type(other) is not type(self):
+            return NotImplemented
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return all(a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b) for a, b in pairs)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(value for value in vars(self).values() if not isinstance(value, Tensor))))
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """f(z, y) for logits ``z [..., n]`` and targets ``y [..., n]`` in [0, 1], elementwise."""
@@ -83,6 +104,7 @@ class Loss:
                     f"{name} of {type(self).__name__} is on {tensor.device} and the input on {device}; "
                     f"move it with {name}.to('{device}')"
                 )
+            check_memory(f"{name} of {type(self).__name__}", tensor)
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
                     f"{name} of {type(self).__name__} requires a gradient, which this loss does not give; "
@@ -91,8 +113,12 @@ class Loss:
 
     def flatten(self) -> tuple[str, list[float], list[Tensor | None]]:
         """(kind, numbers, tensors): the form in which an operator call carries a loss."""
-        numbers = [_number(getattr(self, name)) for name in self.number_fields]
-        return type(self).__name__, numbers, [getattr(self, name) for name in self.tensor_fields]
+        numbers = [_as_float(getattr(self, name)) for name in self.number_fields]
+        return type(self).__name__, numbers, self.tensors()
+
+    def tensors(self) -> list[Tensor | None]:
+        """The tensors among the settings, in the order of ``tensor_fields``."""
+        return [getattr(self, name) for name in self.tensor_fields]
 
     @staticmethod
     def unflatten(kind: str, numbers: Sequence[float], tensors: Sequence[Tensor | None]) -> Loss:
@@ -102,5 +128,5 @@ class Loss:
         return cls(**settings, **dict(zip(cls.tensor_fields, tensors, strict=True)))
 
 
-def _number(value: float | bool | None) -> float:
+def _as_float(value: float | bool | None) -> float:
     return float("nan") if value is None else float(value)

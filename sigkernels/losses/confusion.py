@@ -134,8 +134,8 @@ class SigmoidF1(ConfusionLoss):
                         f"{name} must be a number or a floating point tensor of shape [] or [n], "
                         f"got {setting.dtype} of shape {tuple(setting.shape)}"
                     )
-            elif isinstance(setting, bool) or not isinstance(setting, (int, float)):
-                raise TypeError(f"{name} must be a number or a tensor, got {type(setting).__name__}")
+            else:
+                self._take_numbers(name)
 
     def check_labels(self, num_labels: int, device: torch.device) -> None:
         for name in ("beta", "eta"):

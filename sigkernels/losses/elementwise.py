@@ -35,6 +35,7 @@ class BCE(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_numbers("label_smoothing")
         if not 0.0 <= self.label_smoothing <= 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1], got {self.label_smoothing}")
 
@@ -51,17 +52,18 @@ class BCE(Loss):
         return f if self.weight is None else f * self.weight
 
     def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        # softplus(z) = max(z, 0) + log1p(exp(-|z|)). f and ∂f/∂z = down·σ(z) - up·σ(-z) are sums of positive and of
+        # negative labels, so that nothing cancels where σ is 0 or 1 to the last bit. Few arrays live at once, and none
+        # is masked: that is what this costs.
         y = self._smooth(y)
-        p = torch.sigmoid(z)
-        if self.pos_weight is None:
-            # max(z, 0) - y z + log1p(exp(-|z|)), ∂f/∂z = σ(z) - y
-            f = torch.exp(-z.abs()).log1p_().add_(z.clamp(min=0)).sub_(y * z)
-            g = p.sub_(y)
-        else:
-            tail = torch.exp(-z.abs()).log1p_()
-            up, down = y * self.pos_weight, 1 - y
-            f = up * (tail + (-z).clamp_(min=0)) + down * (tail + z.clamp(min=0))
-            g = down * p - up * torch.sigmoid(-z)
+        up, down = y if self.pos_weight is None else y * self.pos_weight, 1 - y
+        f = z.abs().neg_().exp_().log1p_()
+        if self.pos_weight is not None:
+            f *= up + down
+        far = z.clamp(min=0).mul_(down).addcmul_(up, (-z).clamp_(min=0))
+        f += far.nan_to_num_(0.0, torch.inf)  # 0·∞, whose limit is 0; where z is NaN, the first term keeps it
+        del far
+        g = torch.sigmoid(z).mul_(down).addcmul_(up, (-z).sigmoid_(), value=-1)
         if self.weight is not None:
             f, g = f * self.weight, g * self.weight
         return f, g
@@ -82,16 +84,19 @@ class _TwoSided(Loss):
         raise NotImplementedError
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        positive, negative = self._sides(z)
-        return self._mix(positive, negative, y)
+        return self._mix(*self._sides(z), *self._shares(y))
 
     def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        shares = self._shares(y)
         positive, slope_positive, negative, slope_negative = self._sides_and_grads(z)
-        return self._mix(positive, negative, y), self._mix(slope_positive, slope_negative, y)
+        return self._mix(positive, negative, *shares), self._mix(slope_positive, slope_negative, *shares)
 
-    def _mix(self, positive: Tensor, negative: Tensor, y: Tensor) -> Tensor:
-        up = y if self.pos_weight is None else y * self.pos_weight
-        f = up * positive + (1 - y) * negative
+    def _shares(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors of P and N."""
+        return y if self.pos_weight is None else y * self.pos_weight, 1 - y
+
+    def _mix(self, positive: Tensor, negative: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        f = torch.addcmul(down * negative, up, positive)
         return f if self.weight is None else f * self.weight
 
 
@@ -115,9 +120,18 @@ class Focal(_TwoSided):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_numbers("gamma", *(() if self.alpha is None else ("alpha",)))
         _check_exponent("gamma", self.gamma)
         if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
             raise ValueError(f"alpha must lie in [0, 1], or be None for no weighting, got {self.alpha}")
+
+    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        # Infinite logits are taken as the largest finite ones, whose product with 0 is 0 and not NaN.
+        largest = torch.finfo(z.dtype).max
+        finite = z.clamp(-largest, largest)
+        f, g = super().value_and_grad(finite, y)
+        # What they cost, if anything, is infinite: ∞·f, and 0·∞ counts as 0.
+        return f.add_((z - finite).abs_().mul_(f).nan_to_num_(0.0, torch.inf)), g
 
     def _alphas(self) -> tuple[float, float]:
         return (1.0, 1.0) if self.alpha is None else (self.alpha, 1.0 - self.alpha)
@@ -128,15 +142,18 @@ class Focal(_TwoSided):
         return -up * torch.exp(self.gamma * log_q) * log_p, -down * torch.exp(self.gamma * log_p) * log_q
 
     def _sides_and_grads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        log_p, log_q = F.logsigmoid(z), F.logsigmoid(-z)
-        p, q = torch.sigmoid(z), torch.sigmoid(-z)
+        minus = -z
+        log_p, log_q = F.logsigmoid(z), F.logsigmoid(minus)
+        p, q = torch.sigmoid(z), torch.sigmoid(minus)
         up, down = self._alphas()
-        focus_up, focus_down = up * torch.exp(self.gamma * log_q), down * torch.exp(self.gamma * log_p)
+        focus_up = (self.gamma * log_q).exp_().mul_(-up)  # -α q^γ
+        focus_down = (self.gamma * log_p).exp_().mul_(-down)
+        steep_up, steep_down = (self.gamma * p).mul_(log_p), (self.gamma * q).mul_(log_q)
         return (
-            -focus_up * log_p,
-            focus_up * (self.gamma * p * log_p - q),  # (q^γ)' = -γ p q^γ
-            -focus_down * log_q,
-            focus_down * (p - self.gamma * q * log_q),
+            focus_up * log_p,
+            focus_up.mul_(q.sub_(steep_up)),  # (q^γ)' = -γ p q^γ
+            focus_down * log_q,
+            focus_down.mul_(steep_down.sub_(p)),
         )
 
 
@@ -168,10 +185,11 @@ class Asymmetric(_TwoSided):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_exponent("gamma_neg", self.gamma_neg)
-        _check_exponent("gamma_pos", self.gamma_pos)
         if self.clip is None:
             object.__setattr__(self, "clip", 0.0)
+        self._take_numbers("gamma_neg", "gamma_pos", "clip", "eps")
+        _check_exponent("gamma_neg", self.gamma_neg)
+        _check_exponent("gamma_pos", self.gamma_pos)
         object.__setattr__(self, "detach_focus", bool(self.detach_focus))
         if not 0.0 <= self.clip < 1.0:
             raise ValueError(f"clip is a probability margin and must lie in [0, 1), got {self.clip}")
@@ -208,5 +226,5 @@ class Asymmetric(_TwoSided):
 
 
 def _check_exponent(name: str, value: float) -> None:
-    if not 0.0 <= value < math.inf:
+    if value < 0:
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}")

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from ..checks import whole
 from .base import Loss
 
 
@@ -24,11 +25,7 @@ class RowLoss(Loss):
     k: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, bool) or int(self.k) != self.k:
-            raise TypeError(f"k must be a whole number, got {self.k!r}")
-        object.__setattr__(self, "k", int(self.k))
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
+        object.__setattr__(self, "k", whole("k", self.k, 1))
 
     def check_labels(self, num_labels: int, device: torch.device) -> None:
         if self.k > num_labels:

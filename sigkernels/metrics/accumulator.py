@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..checks import whole
 from ..edge import targets_for
 from ..labels import LabelSets
 
@@ -17,9 +18,7 @@ class Accumulator:
     """Named sums that batches are added to."""
 
     def __init__(self, num_labels: int, **sums: Tensor) -> None:
-        if isinstance(num_labels, bool) or not hasattr(num_labels, "__index__") or num_labels < 1:
-            raise ValueError(f"num_labels must be a positive whole number, got {num_labels!r}")
-        self.num_labels = num_labels.__index__()
+        self.num_labels = whole("num_labels", num_labels, 1)
         self._sums = sums
 
     def reset(self) -> None:
@@ -28,7 +27,9 @@ class Accumulator:
 
     def merge(self: A, other: A) -> A:
         """Adds what another accumulator of the same kind and settings has seen; returns self."""
-        if type(other) is not type(self) or self._settings() != other._settings():
+        if type(other) is not type(self):
+            raise TypeError(f"other must be a {type(self).__name__} like this one, got {type(other).__name__}")
+        if self._settings() != other._settings():
             raise ValueError(
                 "only accumulators of one kind and with the same settings can be merged: "
                 f"{type(self).__name__}{self._settings()} and {type(other).__name__}{other._settings()}"
@@ -78,6 +79,8 @@ def check_values(values: Any, top: Tensor) -> None:
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.shape != top.shape:
         shape = tuple(getattr(values, "shape", ()))
         raise ValueError(f"values must be floating point of the shape of top, {tuple(top.shape)}, got {shape}")
+    if bool(values.isnan().any()):
+        raise ValueError("values hold NaN, which has no place in a ranking; look for its source in the logits")
 
 
 def ratio(over: Tensor, under: Tensor) -> Tensor:

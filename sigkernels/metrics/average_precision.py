@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import number, whole
 from .accumulator import Accumulator, check_values, hits_of, ratio
 
 
@@ -34,9 +35,10 @@ class MeanAveragePrecision(Accumulator):
     """
 
     def __init__(self, num_labels: int, bins: int | None = None, bound: float = 16.0) -> None:
-        if (bins is not None and bins < 2) or not 0 < bound < math.inf:
-            raise ValueError(f"bins must be None or at least 2 and bound positive, got bins={bins}, bound={bound}")
-        self.bins, self.bound = bins, float(bound)
+        bins = None if bins is None else whole("bins", bins, 2)
+        self.bins, self.bound = bins, float(number("bound", bound))
+        if not self.bound > 0:
+            raise ValueError(f"bound must be positive, got {bound}")
         zero = torch.zeros((), dtype=torch.float64)
         super().__init__(num_labels, rows=zero, samples=zero.clone())
         self._sums["true"] = torch.zeros(self.num_labels, dtype=torch.int64)
@@ -66,8 +68,6 @@ class MeanAveragePrecision(Accumulator):
         """Adds a batch: logits ``values [B, m]``, their labels ``top [B, m]``, highest first, and true sets."""
         top = self._top(top, 1, "top")
         check_values(values, top)
-        if bool(values.isnan().any()):
-            raise ValueError("values hold NaN, which has no place in a ranking")
         sets = self._sets(targets, top.shape[0], top.device)
         hits = hits_of(top, sets)
         if self.bins is None:

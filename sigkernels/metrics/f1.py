@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import whole
 from ..labels import LabelSets
 from .accumulator import Accumulator, ratio
 
@@ -18,6 +19,7 @@ class F1Metrics(Accumulator):
     """
 
     def __init__(self, num_labels: int) -> None:
+        num_labels = whole("num_labels", num_labels, 1)
         names = ("hits", "predicted", "true")
         super().__init__(
             num_labels,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..checks import whole
 from ..labels import LabelSets
 from .accumulator import Accumulator, hits_of
 
@@ -20,8 +21,9 @@ def propensities(counts: Tensor, num_points: int, a: float = 0.55, b: float = 1.
         counts: ``[n]``, the rows of the training set that carry each label.
         num_points: rows of the training set (at least 3: C is ``(log N - 1)(b + 1)^a`` and must be positive).
     """
-    if num_points < 3:
-        raise ValueError(f"num_points must be at least 3, got {num_points}")
+    num_points = whole("num_points", num_points, 3)
+    if not isinstance(counts, Tensor):
+        raise TypeError(f"counts must be a tensor [n], got {type(counts).__name__}; use torch.bincount on the labels")
     c = (math.log(num_points) - 1) * (b + 1) ** a
     return 1 / (1 + c * (counts.to(torch.float64) + b) ** -a)
 
@@ -40,10 +42,18 @@ class RankingMetrics(Accumulator):
     """
 
     def __init__(self, num_labels: int, m: Sequence[int] = (1, 3, 5), propensity: Tensor | None = None) -> None:
-        self.m = tuple(m)
-        if not self.m or any(isinstance(at, bool) or not 1 <= at <= num_labels for at in self.m):
+        num_labels = whole("num_labels", num_labels, 1)
+        if not isinstance(m, Iterable):
+            raise TypeError(f"m must hold the cut-offs, like (1, 3, 5), got {m!r}; write m=({m!r},) for one")
+        self.m = tuple(whole("a cut-off of m", at) for at in m)
+        if not self.m or any(not 1 <= at <= num_labels for at in self.m):
             raise ValueError(f"m must hold cut-offs in 1 … num_labels = {num_labels}, got {m!r}")
         if propensity is not None:
+            if not isinstance(propensity, Tensor):
+                raise TypeError(
+                    f"propensity must be a tensor [{num_labels}], got {type(propensity).__name__}; "
+                    "metrics.propensities makes one from label counts"
+                )
             if propensity.shape != (num_labels,):
                 raise ValueError(f"propensity must have shape [{num_labels}], got {tuple(propensity.shape)}")
             if not bool(((propensity > 0) & (propensity <= 1)).all()):
@@ -55,6 +65,12 @@ class RankingMetrics(Accumulator):
 
     def _settings(self) -> tuple[Any, ...]:
         return (self.num_labels, self.m, self.propensity is not None)
+
+    def merge(self, other: RankingMetrics) -> RankingMetrics:
+        ours, theirs = self.propensity, getattr(other, "propensity", None)
+        if ours is not None and theirs is not None and not torch.equal(ours, theirs.to(ours)):
+            raise ValueError("the two accumulators have different propensities; merge those made with the same ones")
+        return super().merge(other)
 
     def update(self, top: Tensor, targets: Any) -> None:
         """Adds a batch: ``top [B, ≥ max(m)]`` labels, highest first, and its true sets."""

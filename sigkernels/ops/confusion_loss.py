@@ -21,6 +21,7 @@ from ..backends.torch_confusion import ConfusionResult
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ConfusionLoss, SigmoidF1, UnboundedF1
+from ..tracing import by_operator
 from .fused_loss import _RefuseDoubleBackward, _target_tensors, _targets
 
 
@@ -37,10 +38,10 @@ def confusion_loss(
             f"{type(loss).__name__} has one value per label, made of all rows: a row has no loss of its own; "
             "use reduction='mean' or 'sum'"
         )
-    if torch.compiler.is_compiling():
+    beta, eta = _settings(loss)
+    if by_operator(x, layer.weight, layer.bias, beta, eta, *_target_tensors(targets)):
         return _call_operator(x, layer, targets, loss, reduction)
     enabled = torch.is_grad_enabled()
-    beta, eta = _settings(loss)
     return FusedConfusionLoss.apply(x, layer.weight, layer.bias, beta, eta, layer, targets, loss, reduction, enabled)
 
 

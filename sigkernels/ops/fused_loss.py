@@ -20,10 +20,15 @@ from ..backends.interface import LossResult, accumulate_dtype, gradient_dtype
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import Loss
+from ..tracing import by_operator
 
 DOUBLE_BACKWARD = (
     "the fused loss has no second derivative: it never keeps the logits that one would need. "
     "For double backward take the logits, head(h) or functional.dft_logits, and torch's own loss on them"
+)
+GRAD_INTO = (
+    "grad_into and accumulate_grad write to a buffer while the loss is computed, which torch.compile and tracing do not "
+    "follow: leave them out there, or keep this call outside of the compiled function"
 )
 
 
@@ -36,7 +41,9 @@ def fused_loss(
     grad_weight_into: Tensor | None = None,  # [m, s]
 ) -> Tensor:
     """The loss, ``[]`` or ``[B]``, in float32 (float64 for float64 inputs). Arguments were checked."""
-    if torch.compiler.is_compiling():
+    if by_operator(x, layer.weight, layer.bias, *_target_tensors(targets), *loss.tensors()):
+        if grad_weight_into is not None:
+            raise ValueError(GRAD_INTO)
         return _call_operator(x, layer, targets, loss, reduction)
     return FusedLoss.apply(
         x,
@@ -102,12 +109,17 @@ class FusedLoss(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[:3]) if grad_enabled else (False, False, False)
         ctx.now = any(needs) and reduction != "none"
         ctx.scale = _scale(reduction, x.shape[0], layer.num_labels)
-        into = grad_weight_into if ctx.now and needs[1] else None
+        ctx.into = grad_weight_into if needs[1] else None
         result = backends.by_name(ctx.backend).fused_loss(
-            x, layer, targets, loss, ctx.scale, needs if ctx.now else (False, False, False), into
+            x,
+            layer,
+            targets,
+            loss,
+            ctx.scale,
+            needs if ctx.now else (False, False, False),
+            ctx.into if ctx.now else None,
         )
         ctx.grads = result if ctx.now else None
-        ctx.into = into
         ctx.meta, ctx.loss, ctx.needs, ctx.dtype = layer[2:], loss, needs, x.dtype
         ctx.save_for_backward(x, weight, bias, *_target_tensors(targets))
         return _reduce(result, reduction, layer.num_labels, accumulate_dtype(x.dtype))
@@ -229,22 +241,31 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     *arrays, kind, numbers, tensors, num_labels, k, label_start, reduction, needs = inputs
     ctx.call = (kind, numbers, num_labels, k, label_start)
     ctx.needs, ctx.dtype, ctx.scalar = needs, inputs[0].dtype, reduction != "none"
-    ctx.save_for_backward(*(output[1:] if ctx.scalar else (*arrays[:6], *tensors)))
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*arrays[:3], *(output[1:] if ctx.scalar else (*arrays[3:6], *tensors)))
 
 
 def _operator_backward(ctx: Any, grad_output: Tensor, *unused: Tensor) -> tuple[Any, ...]:
-    if ctx.scalar:
-        grads = [grad * grad_output for grad in ctx.saved_tensors]
-    else:
-        kind, numbers, num_labels, k, label_start = ctx.call
-        arrays, tensors = ctx.saved_tensors[:6], list(ctx.saved_tensors[6:])
-        grads = list(
-            fused_loss_operator(
-                *arrays, grad_output, kind, numbers, tensors, num_labels, k, label_start, "none", ctx.needs
-            )[1:]
-        )
-    out = [grad.to(ctx.dtype) if need else None for grad, need in zip(grads, ctx.needs, strict=True)]
+    with torch.no_grad():
+        if ctx.scalar:
+            grads = [grad * grad_output for grad in ctx.saved_tensors[3:6]]
+        else:
+            grads = _operator_sweep(ctx, grad_output)
+        out = [grad.to(ctx.dtype) if need else None for grad, need in zip(grads, ctx.needs, strict=True)]
+    if torch.is_grad_enabled():  # create_graph=True
+        out = _RefuseDoubleBackward.apply(*ctx.saved_tensors[:3], grad_output, *out)
     return (*out, *[None] * 12)
+
+
+def _operator_sweep(ctx: Any, row_scale: Tensor) -> list[Tensor]:
+    """The gradients with the true row weights, by another pass."""
+    kind, numbers, num_labels, k, label_start = ctx.call
+    arrays, tensors = ctx.saved_tensors[:6], list(ctx.saved_tensors[6:])
+    return list(
+        fused_loss_operator(*arrays, row_scale, kind, numbers, tensors, num_labels, k, label_start, "none", ctx.needs)[
+            1:
+        ]
+    )
 
 
 fused_loss_operator.register_autograd(_operator_backward, setup_context=_setup_context)

@@ -17,8 +17,9 @@ from ..backends.interface import accumulate_dtype
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import LMLNLL, ConfusionLoss, Loss, RowLoss, TruncatedTopKEntropy
+from ..tracing import by_operator
 from .confusion_loss import confusion_loss
-from .fused_loss import _RefuseDoubleBackward, fused_loss
+from .fused_loss import _RefuseDoubleBackward, _target_tensors, fused_loss
 from .lml import lml_nll, nll_rows_and_grad_
 from .logits import logits
 from .row_loss import entries, reduce_rows
@@ -45,7 +46,7 @@ def layer_loss(
         )
     if isinstance(loss, ConfusionLoss):
         return confusion_loss(x, layer, targets, loss, reduction)
-    if torch.compiler.is_compiling():
+    if by_operator(x, layer.weight, layer.bias, *_target_tensors(targets)):
         return _PUBLIC[type(loss)](logits(x, layer), targets, loss.k, reduction)
     return LayerRowLoss.apply(x, layer.weight, layer.bias, layer, targets, loss, reduction, torch.is_grad_enabled())
 
@@ -68,8 +69,7 @@ class LayerRowLoss(torch.autograd.Function):
         ctx.needs = ctx.needs_input_grad[:3] if grad_enabled else (False, False, False)
         ctx.meta, ctx.loss, ctx.reduction = layer[2:], loss, reduction
         ctx.scale = 1.0 / max(x.shape[0], 1) if reduction == "mean" else 1.0
-        kept = (targets.indices, targets.offsets, None) if isinstance(targets, LabelSets) else (None, None, targets)
-        saved = (x, weight, bias, *kept)
+        saved = (x, weight, bias, *_target_tensors(targets))
         ctx.save_for_backward(*saved)
         scale = x.new_full((x.shape[0],), ctx.scale, dtype=accumulate_dtype(x.dtype))
         now = any(ctx.needs) and reduction != "none"

@@ -216,7 +216,7 @@ def lml(z: Tensor, k: int) -> Tensor:
     Returns:
         ``y [..., n]`` in the dtype of z, ``0 ≤ y ≤ 1``, ``Σ y = k`` in each row. Differentiable to any order.
     """
-    n = check_logits(z, k)
+    n, k = check_logits(z, k)
     if k == n:
         return _everything(z, torch.full_like(z, 1 - _EDGE))
     return _lml(z.reshape(-1, n), k)[0].reshape(z.shape)
@@ -237,7 +237,7 @@ def lml_nll(z: Tensor, targets: Any, k: int, reduction: str = "mean") -> Tensor:
     Returns:
         The loss in float32 (float64 for float64 logits).
     """
-    n = check_logits(z, k)
+    n, k = check_logits(z, k)
     check_reduction(reduction)
     sparse, dense = split_targets(targets, z)
     flat = z.reshape(-1, n)

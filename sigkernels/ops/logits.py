@@ -13,11 +13,12 @@ from torch import Tensor
 from .. import backends
 from ..backends import torch_tiled
 from ..layer import Layer
+from ..tracing import by_operator
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:
     """``[B, D] → [B, m]``. Arguments were checked."""
-    if torch.compiler.is_compiling():
+    if by_operator(x, layer.weight, layer.bias):
         return logits_operator(x, *layer)
     return Logits.apply(x, layer.weight, layer.bias, layer)
 
@@ -84,6 +85,22 @@ def logits_adjoint_operator(g: Tensor, weight: Tensor, num_labels: int, k: int, 
 @logits_adjoint_operator.register_fake
 def _(g, weight, num_labels, k, label_start):
     return g.new_empty(g.shape[0], weight.shape[1] + (2 * k + 1 if k >= 0 else 0))
+
+
+def _adjoint_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    g, weight, *ctx.meta = inputs
+    ctx.save_for_backward(g, weight)
+
+
+def _adjoint_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
+    g, weight = ctx.saved_tensors
+    grad_g = logits_operator(gg, weight, None, *ctx.meta) if ctx.needs_input_grad[0] else None
+    dft_columns = gg.shape[1] - weight.shape[1]
+    grad_weight = g.T @ gg[:, dft_columns:] if ctx.needs_input_grad[1] else None
+    return grad_g, grad_weight, None, None, None
+
+
+logits_adjoint_operator.register_autograd(_adjoint_backward, setup_context=_adjoint_setup_context)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

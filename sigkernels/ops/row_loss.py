@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..edge import targets_for
+from ..checks import whole
+from ..edge import DTYPES, targets_for
 from ..labels import LabelSets
+from ..tracing import check_memory
 
 
 class Entries(NamedTuple):
@@ -46,24 +48,22 @@ def reduce_rows(rows: Tensor, reduction: str, leading: torch.Size) -> Tensor:
     return rows.mean() if reduction == "mean" else rows.sum()
 
 
-def check_logits(z: Tensor, k: int) -> int:
-    """Checks logits ``[..., n]`` and ``1 ≤ k ≤ n``; returns n."""
+def check_logits(z: Tensor, k: int) -> tuple[int, int]:
+    """Checks logits ``[..., n]`` and ``1 ≤ k ≤ n``; returns n and k."""
     if not isinstance(z, Tensor):
         raise TypeError(f"z must be a tensor of logits, got {type(z).__name__}")
-    if not z.is_floating_point():
-        raise TypeError(f"z must be floating point, got {z.dtype}; call z.float()")
+    if z.dtype not in DTYPES:
+        raise TypeError(f"z must be floating point of 16, 32 or 64 bits, got {z.dtype}; call z.float()")
+    check_memory("z", z)
     if z.ndim == 0:
         raise ValueError("z must have at least one dimension, [..., n], got a scalar")
     n = z.shape[-1]
-    if check_k(k) > n:
+    k = check_k(k)
+    if k > n:
         raise ValueError(f"k = {k} labels cannot be chosen among n = {n} labels; k must lie in 1 … n")
-    return n
+    return n, k
 
 
 def check_k(k: int) -> int:
     """Checks that k is a positive whole number, and returns it."""
-    if isinstance(k, bool) or not hasattr(k, "__index__"):
-        raise TypeError(f"k must be a whole number, got {k!r}")
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    return k.__index__()
+    return whole("k", k, 1)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from .. import backends
 from ..layer import Layer
+from ..tracing import by_operator
 
 
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     """``[B, D] →`` values and labels, ``[B, m]`` each. Arguments were checked."""
-    if torch.compiler.is_compiling():
+    if by_operator(x, layer.weight, layer.bias):
         return topk_operator(x, *layer, m)
     return TopK.apply(x, layer.weight, layer.bias, layer, m)
 

@@ -125,7 +125,7 @@ def truncated_topk_entropy(z: Tensor, targets: Any, k: int, reduction: str = "me
     Returns:
         The loss in float32 (float64 for float64 logits).
     """
-    n = check_logits(z, k)
+    n, k = check_logits(z, k)
     check_reduction(reduction)
     sparse, dense = split_targets(targets, z)
     rows = _entropy(z.reshape(-1, n), *sparse, dense, k, None)[0]

@@ -1,0 +1,164 @@
+"""Arguments of every kind of object: what is refused names the argument and the value, and numpy's numbers pass."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import sigkernels as sk
+from sigkernels import metrics
+
+NAN, INF = math.nan, math.inf
+TOP = torch.zeros(1, 2, dtype=torch.int64)
+X, Y = np.eye(4, dtype=np.float32), np.eye(4, dtype=int)
+
+
+def head(**settings):
+    return sk.LinearHead(8, 10, **settings)
+
+
+def published(**changes):
+    state = {"proj.weight": torch.zeros(5, 8), "proj.bias": torch.zeros(5), "Ws.weight": torch.zeros(10, 2)}
+    return sk.DFTHead.from_spmlbl(state | changes, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        # losses
+        (lambda: sk.BCE(label_smoothing=None), TypeError, "label_smoothing must be a number, got None"),
+        (lambda: sk.BCE(label_smoothing=True), TypeError, "label_smoothing must be a number, got True"),
+        (lambda: sk.BCE(label_smoothing=NAN), ValueError, "label_smoothing must be finite, got nan"),
+        (lambda: sk.Focal(gamma="2"), TypeError, "gamma must be a number, got '2'"),
+        (lambda: sk.Focal(gamma=INF), ValueError, "gamma must be finite, got inf"),
+        (lambda: sk.Focal(alpha=torch.ones(3)), TypeError, r"alpha must be a number, got tensor\(\[1., 1., 1.\]\)"),
+        (lambda: sk.Asymmetric(eps=None), TypeError, "eps must be a number, got None"),
+        (lambda: sk.Asymmetric(clip="a"), TypeError, "clip must be a number, got 'a'"),
+        (lambda: sk.LMLNLL(None), TypeError, "k must be a whole number, got None"),
+        (lambda: sk.LMLNLL("a"), TypeError, "k must be a whole number, got 'a'"),
+        (lambda: sk.LMLNLL(NAN), TypeError, "k must be a whole number, got nan"),
+        (lambda: sk.LMLNLL(INF), TypeError, "k must be a whole number, got inf"),
+        (lambda: sk.LMLNLL(2.0), TypeError, "k must be a whole number, got 2.0"),
+        (lambda: sk.LML(2.0), TypeError, "k must be a whole number, got 2.0"),
+        (lambda: sk.TruncatedTopKEntropy(True), TypeError, "k must be a whole number, got True"),
+        (lambda: sk.SigmoidF1(beta=NAN), ValueError, "beta must be finite, got nan"),
+        (lambda: sk.SigmoidF1(eta="0"), TypeError, "eta must be a number, got '0'"),
+        # heads and the DFT
+        (lambda: head().predict(torch.zeros(1, 8), None), TypeError, "threshold must be a number, got None"),
+        (lambda: head().predict(torch.zeros(1, 8), NAN), ValueError, "threshold must be finite, got nan"),
+        (lambda: head().init_prior("a"), TypeError, "active must be a number, got 'a'"),
+        (lambda: head(dtype=torch.int64), TypeError, "dtype must be .*got torch.int64"),
+        (lambda: sk.DFTHead(8, 10, 2, dtype=torch.complex64), TypeError, "dtype must be .*got torch.complex64"),
+        (lambda: sk.DFTHead(8, 10, torch.tensor(2.0)), TypeError, "k must be a whole number, got tensor"),
+        (
+            lambda: published(**{"Ws.weight": torch.zeros(10)}),
+            ValueError,
+            r"Ws.weight must .* 2 dimensions, got \(10,\)",
+        ),
+        (lambda: published(**{"proj.weight": torch.zeros(5)}), ValueError, r"proj.weight must .* got \(5,\)"),
+        (lambda: published(**{"proj.bias": [0.0]}), ValueError, r"proj.bias must be a tensor .* got list"),
+        (lambda: head()(torch.eye(8).to_sparse()), TypeError, r"h must be a dense tensor.*call h.to_dense\(\)"),
+        (
+            lambda: sk.functional.linear_loss(torch.zeros(3, 8), torch.eye(8).to_sparse_csr(), [[]] * 3),
+            TypeError,
+            r"weight must be a dense tensor, got layout torch.sparse_csr; call weight.to_dense\(\)",
+        ),
+        (
+            lambda: sk.functional.linear_loss(torch.eye(8).to_sparse(), torch.eye(8), [[]] * 8),
+            TypeError,
+            "x must be a dense tensor",
+        ),
+        (lambda: sk.dft_matrix(10, 2, stop=25), ValueError, "stop ≤ num_labels = 10, got 0 and 25"),
+        (lambda: sk.dft_matrix(10, 2, start=5, stop=4), ValueError, "start ≤ stop .*got 5 and 4"),
+        (lambda: sk.dft_matrix(10, 2, start=-1), ValueError, "start must be at least 0, got -1"),
+        (lambda: sk.dft_matrix(10, 2, start=1.5), TypeError, "start must be a whole number, got 1.5"),
+        (lambda: sk.dft_matrix(10, 2, dtype=torch.int32), TypeError, "dtype must be a floating point.*torch.int32"),
+        # measures
+        (lambda: metrics.F1Metrics(-1), ValueError, "num_labels must be at least 1, got -1"),
+        (lambda: metrics.F1Metrics(2.5), TypeError, "num_labels must be a whole number, got 2.5"),
+        (lambda: metrics.RankingMetrics(10, m=5), TypeError, r"m must hold the cut-offs.*got 5; write m=\(5,\)"),
+        (lambda: metrics.RankingMetrics(10, m=(1.5,)), TypeError, "cut-off of m must be a whole number, got 1.5"),
+        (lambda: metrics.RankingMetrics(2, m=(1,), propensity=[0.5, 0.5]), TypeError, "propensity must be .*got list"),
+        (lambda: metrics.propensities([1, 2], 9), TypeError, "counts must be a tensor.*got list"),
+        (lambda: metrics.MeanAveragePrecision(5, bins="a"), TypeError, "bins must be a whole number, got 'a'"),
+        (lambda: metrics.MeanAveragePrecision(5, bound=0), ValueError, "bound must be positive, got 0"),
+        (lambda: metrics.F1Metrics(5).merge(None), TypeError, "other must be a F1Metrics.*got NoneType"),
+        (
+            lambda: metrics.ThresholdAveraging(5).update(torch.full((1, 2), NAN), TOP, [[1]]),
+            ValueError,
+            "values hold NaN",
+        ),
+        # the estimator
+        (lambda: sk.MultiLabelClassifier(epochs=1.5).fit(X, Y), TypeError, "epochs must be a whole number, got 1.5"),
+        (lambda: sk.MultiLabelClassifier(seed=-1).fit(X, Y), ValueError, "seed must be at least 0, got -1"),
+        (lambda: sk.MultiLabelClassifier(batch_size=2.5).fit(X, Y), TypeError, "batch_size must be .*got 2.5"),
+        (lambda: sk.MultiLabelClassifier(learning_rate="a").fit(X, Y), TypeError, "learning_rate must be .*got 'a'"),
+        (lambda: sk.MultiLabelClassifier(weight_decay=-1).fit(X, Y), ValueError, "weight_decay must be .*got -1"),
+        (lambda: sk.MultiLabelClassifier(threshold=None).fit(X, Y), TypeError, "threshold must be .*got None"),
+        (lambda: sk.suggest(sk.LabelSets.from_lists([[1]], 9), sample=1.5), TypeError, "sample must be .*got 1.5"),
+    ],
+)
+def test_refusals(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_numpy_numbers_are_numbers():
+    loss = sk.SigmoidF1(beta=np.float32(1.5), eta=np.int64(0))
+    assert (loss.beta, type(loss.beta), loss.eta) == (1.5, float, 0)
+    assert sk.BCE(label_smoothing=np.float64(0.1)) == sk.BCE(label_smoothing=torch.tensor(0.1, dtype=torch.float64))
+    assert type(sk.LMLNLL(np.int32(3)).k) is int
+    assert type(head().num_labels) is int
+
+
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor])
+def test_sizes_of_heads_are_plain_integers(kind):
+    torch._dynamo.reset()
+    heads = [sk.DFTHead(kind(16), kind(30), kind(3), kind(4)), sk.LinearHead(kind(16), kind(30), kind(5))]
+    h, sets = torch.randn(2, 16), sk.LabelSets.from_lists([[1], [2]], kind(30))
+    for one in heads:
+        names = ("in_features", "num_labels", "k", "slack", "bottleneck")
+        assert all(type(getattr(one, name)) is int for name in names if hasattr(one, name))
+        whole = torch.compile(lambda h, one=one: one.loss(h, sets), backend="eager", fullgraph=True)
+        torch.testing.assert_close(whole(h), one.loss(h, sets))
+
+
+def test_losses_with_equal_settings_are_equal():
+    weight = torch.ones(3)
+    pairs = [
+        (sk.BCE(), sk.BCE()),
+        (sk.Focal(gamma=2), sk.Focal(gamma=2.0)),
+        (sk.LMLNLL(3), sk.LMLNLL(np.int64(3))),
+        (sk.BCE(weight), sk.BCE(weight)),
+        (sk.SigmoidF1(beta=weight, metric="npv"), sk.SigmoidF1(beta=weight, metric="npv")),
+    ]
+    for one, two in pairs:
+        assert one == two and hash(one) == hash(two) and len({one, two}) == 1
+    different = [
+        (sk.BCE(), sk.BCE(label_smoothing=0.1)),
+        (sk.BCE(), sk.BCE(weight)),
+        (sk.BCE(weight), sk.BCE(weight.clone())),  # tensors count by identity
+        (sk.LMLNLL(3), sk.TruncatedTopKEntropy(3)),
+        (sk.BCE(), None),
+    ]
+    for one, two in different:
+        assert one != two
+
+
+def test_only_equal_propensities_merge():
+    def measure(value):
+        return metrics.RankingMetrics(2, m=(1,), propensity=torch.full((2,), value))
+
+    measure(0.5).merge(measure(0.5))
+    with pytest.raises(ValueError, match="different propensities"):
+        measure(0.5).merge(measure(0.25))
+    with pytest.raises(ValueError, match="same settings"):
+        measure(0.5).merge(metrics.RankingMetrics(2, m=(1,)))
+
+
+def test_an_empty_name_of_a_backend_is_none(monkeypatch):
+    monkeypatch.setenv("SIGKERNELS_BACKEND", "")
+    assert sk.backends.forced_name() == "auto"
