@@ -291,23 +291,27 @@ def test_gradient_into_an_existing_buffer(isa, dtype, batch):
     assert error(strided, into) < (1e-2 if dtype.itemsize == 2 else 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("first", [2, 3])  # bfloat16 is read in pairs, which a row may begin in the middle of
 @pytest.mark.parametrize("s", [3, 16])
-def test_views_are_read_in_place(isa, s):
-    x, layer, sets = make(140, 3, s, 9, torch.float32)
+@both_widths
+def test_views_are_read_in_place(isa, batch, s, first, dtype):
+    x, layer, sets = make(140, 3, s, batch, dtype)
     want = cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (True, True, True))
-    wide = torch.zeros(9, 50)
+    wide = torch.zeros(batch, 50, dtype=dtype)
     wide[:, 4 : 4 + x.shape[1]] = x
-    weight = torch.zeros(280, s + 5)
-    weight[::2, 2 : 2 + s] = layer.weight
-    bias = torch.zeros(280)
-    bias[::2] = layer.bias
-    view = Layer(weight[::2, 2 : 2 + s], bias[::2], 140, 3)
-    for xs, ws in [
-        (wide[:, 4 : 4 + x.shape[1]], view),
-        (x.T.contiguous().T, Layer(layer.weight.T.contiguous().T, layer.bias, 140, 3)),
-    ]:
-        for a, b in zip(cpu.fused_loss(xs, ws, sets, sk.BCE(), 1.0, (True, True, True))[:4], want[:4], strict=True):
-            assert torch.equal(a, b)
+    for spare in (5, 6):
+        weight = torch.zeros(280, s + spare, dtype=dtype)
+        weight[::2, first : first + s] = layer.weight
+        bias = torch.zeros(280, dtype=dtype)
+        bias[::2] = layer.bias
+        view = Layer(weight[::2, first : first + s], bias[::2], 140, 3)
+        for xs, ws in [
+            (wide[:, 4 : 4 + x.shape[1]], view),
+            (x.T.contiguous().T, Layer(layer.weight.T.contiguous().T, layer.bias, 140, 3)),
+        ]:
+            got = cpu.fused_loss(xs, ws, sets, sk.BCE(), 1.0, (True, True, True))
+            assert all(torch.equal(a, b) for a, b in zip(got[:4], want[:4], strict=True))
 
 
 def test_large_gradients_are_written_completely(isa):

@@ -29,13 +29,22 @@ SK_INLINE int64_t panels_of(int64_t count) {
     return (count + kPanel<C> - 1) / kPanel<C>;
 }
 
-// The dtype of the memory differs from the arithmetic, or a row stride near a power of two would map a whole column
-// of the tile onto a few cache sets: then a tile of the weight is copied first.
+// What the products over the slack columns multiply: numbers, or pairs of bfloat16 (dot2.h).
+template <class C>
+using Factor = std::conditional_t<kDot2, Pair, C>;
+constexpr int64_t kPack = kDot2 ? 2 : 1;  // numbers in a Factor
+
+SK_INLINE int64_t packed(int64_t count) { return (count + kPack - 1) / kPack; }
+
+// The memory does not hold what the arithmetic multiplies, or a row stride near a power of two would map a whole column
+// of the tile onto a few cache sets: then a tile of the weight is copied first.  Rows of bfloat16 are rows of pairs where
+// none begins or ends in the middle of one.
 template <class C>
 SK_INLINE bool copies_weight(const Job& job) {
-    const bool same = job.dtype == (sizeof(C) == 8 ? Dtype::f64 : Dtype::f32);
-    const int64_t bytes = job.weight_stride * static_cast<int64_t>(sizeof(C));
-    return !same || (bytes >= 1024 && (bytes % 1024 == 0));
+    const int64_t bytes = job.weight_stride * static_cast<int64_t>(kDot2 ? 2 : sizeof(C));
+    if (bytes >= 1024 && bytes % 1024 == 0) return true;
+    if constexpr (kDot2) return job.slack % 2 || bytes % 4 || reinterpret_cast<uintptr_t>(job.weight) % 4;
+    return job.dtype != (sizeof(C) == 8 ? Dtype::f64 : Dtype::f32);
 }
 
 // ... with so many elements from row to row, and so is a tile of its gradient.
@@ -77,13 +86,6 @@ template <class C>
 SK_INLINE bool adds_grad_weight(const Job& job) {
     return job.accumulate && !narrows_grad_weight<C>(job);
 }
-
-// What the products over the slack columns multiply: numbers, or pairs of bfloat16 (dot2.h).
-template <class C>
-using Factor = std::conditional_t<kDot2, Pair, C>;
-constexpr int64_t kPack = kDot2 ? 2 : 1;  // numbers in a Factor
-
-SK_INLINE int64_t packed(int64_t count) { return (count + kPack - 1) / kPack; }
 
 // Where a vector of by_slack begins: they lie in pairs, row by row.
 template <class C>

@@ -110,12 +110,14 @@ struct Tiles {
             cos = static_cast<const C*>(job.cos) + tile * job.k;
             sin = static_cast<const C*>(job.sin) + tile * job.k;
         }
-        weight_stride = job.weight_stride;
+        weight_stride = job.weight_stride / kPack;
         weight = static_cast<const Factor<C>*>(job.weight) + at * weight_stride;
+        const Bf16* as_stored = static_cast<const Bf16*>(job.weight) + at * job.weight_stride;
+        if (kDot2 && job.needs_x) pair_labels(as_stored, count);
         if (!copies_weight<C>(job)) return;
         weight_stride = copied_stride<C>(packed(job.slack));
         weight = local.weight;
-        if constexpr (kDot2) return pair_weight(static_cast<const Bf16*>(job.weight) + at * job.weight_stride, count);
+        if constexpr (kDot2) return pair_columns(as_stored, count);
         with_storage<C>(job.dtype, job.weight, [&](auto* from) {
             for (int64_t t = 0; t < count; ++t) {
                 const auto* row = from + (at + t) * job.weight_stride;
@@ -125,15 +127,20 @@ struct Tiles {
         });
     }
 
-    // The tile's weight in pairs of columns and in pairs of labels.
-    void pair_weight(const Bf16* from, int64_t count) {
+    // The tile's weight in pairs of columns ...
+    void pair_columns(const Bf16* from, int64_t count) {
         const int64_t s = job.slack, stride = job.weight_stride;
         for (int64_t t = 0; t < count; ++t) {
             auto* out = local.weight + t * weight_stride;
             __builtin_memcpy(out, from + t * stride, static_cast<size_t>(s / 2) * sizeof(Pair));  // as they lie
             if (s % 2) out[s / 2] = pair_of(from[t * stride + s - 1], Bf16{0});
         }
-        for (int64_t t = 0; job.needs_x && t < count; t += 2) {
+    }
+
+    // ... and in pairs of labels.
+    void pair_labels(const Bf16* from, int64_t count) {
+        const int64_t s = job.slack, stride = job.weight_stride;
+        for (int64_t t = 0; t < count; t += 2) {
             const Bf16* __restrict low = from + t * stride;
             const Bf16* __restrict high = low + stride;
             Pair* __restrict out = local.weight_by_labels + t / 2 * s;
