@@ -210,6 +210,17 @@ def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased, whole):
     check_largest_balls(W / np.linalg.norm(W, axis=1, keepdims=True), offset, LISTS[20:], whole)
 
 
+def test_balls_that_a_row_left_out_would_cut_are_solved_again_on_all_rows(monkeypatch):
+    solved = []
+    solve = interior_module.interior
+    monkeypatch.setattr(
+        interior_module, "interior", lambda *args, **kw: solved.append(args[1].shape[:2]) or solve(*args, **kw)
+    )
+    monkeypatch.setattr(interior_module, "ROUGH_ON_ALL", 100.0)  # nothing is known when rows are left out
+    check_largest_balls(W / np.linalg.norm(W, axis=1, keepdims=True), None, LISTS[20:], whole=True)
+    assert [rows for _, rows in solved] == [N, 20, N] * 2  # in numpy, and in the strict namespace
+
+
 @pytest.mark.parametrize("biased", (False, True))
 def test_the_largest_balls_of_wide_layers_where_most_coordinates_end_at_the_edge_of_the_box(biased, monkeypatch):
     held = []

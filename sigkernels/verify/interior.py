@@ -22,6 +22,7 @@ STEPS = 60
 ROUNDS = 8
 GAP = 1e-8  # of the radius: where the method stops
 ROUGH = 1e-2  # … in rounds that are not the last: enough to see which rows matter
+ROUGH_ON_ALL = 0.2  # … where that round has all rows, and the last goes on from there
 CLOSED = 1e-6  # of the radius: when a set is done
 MORE_ROWS = 128  # than features, to begin with
 FEW = 64  # features: from here on it pays to hold coordinates at the edge of the box
@@ -68,20 +69,28 @@ def _column(v: Array) -> Array:
     return v[:, None]
 
 
-def interior(xp: Any, a: Array, c: Array, x: Array, gap: float, steps: int = STEPS) -> Centre:
+def interior(
+    xp: Any, a: Array, c: Array, x: Array, gap: float, steps: int = STEPS, before: Centre | None = None
+) -> Centre:
     """Solve for rows ``a`` [B, m, d], offsets ``c`` [B, m], from points ``x`` [B, d] in the unit box.
 
     Sets leave the batch when their gap is closed to this part of their radius, or when rounding stops them.
+    ``before``: go on from there, where some more rows were.
     """
     batch, m, d = a.shape
     lanes = xp.arange(batch)
     finished = []
-    x = 0.9 * x
-    reach = matvec(xp, a, x) + c
-    e = xp.min(reach, axis=1) - (0.05 * xp.mean(xp.abs(reach), axis=1) + 1e-12)
-    s = reach - _column(e)
-    mu = 1.0 / xp.sum(1.0 / s, axis=1)
-    lam = _column(mu) / s
+    if before is None:
+        x = 0.9 * x
+        reach = matvec(xp, a, x) + c
+        e = xp.min(reach, axis=1) - (0.05 * xp.mean(xp.abs(reach), axis=1) + 1e-12)
+        s = reach - _column(e)
+        mu = 1.0 / xp.sum(1.0 / s, axis=1)
+        lam = _column(mu) / s
+    else:
+        x, e, s = before.x, before.e, before.slack
+        lam = before.multipliers / _column(xp.sum(before.multipliers, axis=1))
+        mu = before.gap / (m + 2 * d)
     v = matvec(xp, mT(a), lam)
     zero = xp.zeros_like(v)
     alpha = xp.where(v > 0, v, zero) + _column(mu)
@@ -173,52 +182,109 @@ def balls(
     ordered = sorted(items, key=lambda item: len(item.active))
     everything = xp.asarray(rows)
     shift = None if offset is None else xp.asarray(offset / box)
+    solve = _on_all_rows if whole else _on_few_rows
     for first in range(0, len(ordered), lanes):
-        yield from _balls(xp, everything, shift, box, ordered[first : first + lanes], whole)
+        yield from solve(_Batch(xp, everything, shift, box, ordered[first : first + lanes]))
 
 
-def _balls(xp: Any, rows: Array, offset: Array | None, box: float, items: list[Item], whole: bool) -> Iterator[Ball]:
-    n, d = rows.shape
-    signs = np.full((len(items), n), -1.0)
-    start = np.zeros((len(items), d))
-    for row, item in enumerate(items):
-        signs[row, item.active] = 1.0
-        if item.start is not None:
-            start[row] = np.clip(item.start / box, -1.0, 1.0)
-    y, x = xp.asarray(signs), xp.asarray(start)
-    most = max(len(item.active) for item in items)
-    m = n if whole else min(n, min(3 * d, d + MORE_ROWS) + min(2 * d, most))
-    margins = _margins(xp, rows, offset, y, x)
-    score = xp.where(y > 0, xp.full_like(y, -float("inf")), margins)
-    free = None  # [B, f] the coordinates that are not held at the edge of the box; None: all
-    lanes = np.arange(len(items))
-    for turn in range(ROUNDS):
-        work = smallest(xp, score, m)
-        flat = xp.reshape(work, (-1,))
-        sign = xp.take_along_axis(y, work, axis=1)
-        a = xp.reshape(xp.take(rows, flat, axis=0), (*work.shape, d)) * sign[:, :, None]
-        c = xp.zeros_like(sign) if offset is None else sign * xp.reshape(xp.take(offset, flat), work.shape)
-        gap = GAP if turn or m == n else ROUGH
-        centre = interior(xp, a, c, x, gap) if free is None else _in_few_coordinates(xp, a, c, x, gap, free)
-        x = centre.x
-        margins = _margins(xp, rows, offset, y, x)
+class _Batch:
+    """Sets that are solved together, in units of the box."""
+
+    def __init__(self, xp: Any, rows: Array, offset: Array | None, box: float, items: list[Item]) -> None:
+        self.xp, self.rows, self.offset, self.box, self.items = xp, rows, offset, box, items
+        self.n, self.d = rows.shape
+        signs = np.full((len(items), self.n), -1.0)
+        start = np.zeros((len(items), self.d))
+        for row, item in enumerate(items):
+            signs[row, item.active] = 1.0
+            if item.start is not None:
+                start[row] = np.clip(item.start / box, -1.0, 1.0)
+        self.y, self.start = xp.asarray(signs), xp.asarray(start)  # [B, n], [B, d]
+
+    def take(self, go: Array) -> None:
+        """Goes on with these sets alone."""
+        self.y = self.xp.take(self.y, go, axis=0)
+        self.items = [self.items[row] for row in to_numpy(go).tolist()]
+
+    def gather(self, work: Array) -> tuple[Array, Array]:
+        """The signed rows [B, m, d] and offsets [B, m] at the positions ``work`` [B, m]."""
+        xp, flat = self.xp, self.xp.reshape(work, (-1,))
+        sign = xp.take_along_axis(self.y, work, axis=1)
+        a = xp.reshape(xp.take(self.rows, flat, axis=0), (*work.shape, self.d)) * sign[:, :, None]
+        if self.offset is None:
+            return a, xp.zeros_like(sign)
+        return a, sign * xp.reshape(xp.take(self.offset, flat), work.shape)
+
+    def margins(self, x: Array) -> Array:
+        """Of all rows at x: [B, d] → [B, n]."""
+        reach = self.xp.matmul(x, mT(self.rows))
+        return self.y * (reach if self.offset is None else reach + self.offset[None, :])
+
+    def priced(self, a: Array, c: Array, centre: Centre) -> tuple[Array, Array, Array]:
+        """(margins [B, n], the slope of the multipliers' bound [B, d], which sets are still open [B])."""
+        xp, margins = self.xp, self.margins(centre.x)
         slope = matvec(xp, mT(a), centre.multipliers)
         above = xp.sum(xp.abs(slope), axis=1) + xp.sum(c * centre.multipliers, axis=1)
         open_ = above - xp.min(margins, axis=1) > CLOSED * xp.abs(above)
-        open_ = open_ & (centre.gap < float("inf"))
-        done = np.flatnonzero(~to_numpy(open_))
-        if done.size:
-            yield from (_ball(items[lanes[row]], box, centre, work, row) for row in done.tolist())
+        return margins, slope, open_ & (centre.gap < float("inf"))
+
+    def found(self, centre: Centre, work: Array, open_: Array) -> Iterator[Ball]:
+        """The balls of the sets that are not open."""
+        for row in np.flatnonzero(~to_numpy(open_)).tolist():
+            yield _ball(self.items[row], self.box, centre, work, row)
+
+
+def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
+    """Few rows until the ball is roughly known, then again with the rows that cut it, until none does."""
+    xp, n, d, x = batch.xp, batch.n, batch.d, batch.start
+    most = max(len(item.active) for item in batch.items)
+    m = min(n, min(3 * d, d + MORE_ROWS) + min(2 * d, most))
+    score = xp.where(batch.y > 0, xp.full_like(batch.y, -float("inf")), batch.margins(x))
+    free = None  # [B, f] the coordinates that are not held at the edge of the box; None: all
+    for turn in range(ROUNDS):
+        work = smallest(xp, score, m)
+        a, c = batch.gather(work)
+        gap = GAP if turn or m == n else ROUGH
+        centre = interior(xp, a, c, x, gap) if free is None else _in_few_coordinates(xp, a, c, x, gap, free)
+        margins, slope, open_ = batch.priced(a, c, centre)
+        yield from batch.found(centre, work, open_)
         go = xp.nonzero(open_)[0]
         if go.shape[0] == 0 or m == n:
             return
-        lanes = lanes[to_numpy(go)]
         kept = centre.slack < 0.3 * xp.abs(centre.e)[:, None] + 3.0 * centre.gap[:, None]
         score = keep(xp, margins, work, kept)  # what may be tight stays, the worst of the others come in
-        free = _free(xp, x, slope, free) if d >= FEW and turn < 3 else None
-        x, y, score = (xp.take(v, go, axis=0) for v in (x, y, score))
+        free = _free(xp, centre.x, slope, free) if d >= FEW and turn < 3 else None
+        x, score = (xp.take(v, go, axis=0) for v in (centre.x, score))
         free = None if free is None else xp.take(free, go, axis=0)
+        batch.take(go)
         m = min(n, m + (d // 2 + 1 if turn else 0))
+
+
+def _on_all_rows(batch: _Batch) -> Iterator[Ball]:
+    """All rows until the ball is roughly known, then those around it; if another row cuts it, all rows to the end."""
+    xp, n = batch.xp, batch.n
+    fewer = max(n // 4, 4 * batch.d)
+    work = xp.zeros(batch.y.shape, dtype=xp.int64) + xp.arange(n)[None, :]
+    a, c = batch.gather(work)
+    centre = interior(xp, a, c, batch.start, ROUGH_ON_ALL if fewer < n else GAP)
+    if fewer < n:
+        near = smallest(xp, centre.slack, fewer)
+        part = centre._replace(
+            multipliers=xp.take_along_axis(centre.multipliers, near, axis=1),
+            slack=xp.take_along_axis(centre.slack, near, axis=1),
+        )
+        some = batch.gather(near)
+        part = interior(xp, *some, centre.x, GAP, before=part)
+        open_ = batch.priced(*some, part)[2]
+        yield from batch.found(part, near, open_)
+        go = xp.nonzero(open_)[0]
+        if go.shape[0] == 0:
+            return
+        batch.take(go)
+        a, c, work = (xp.take(v, go, axis=0) for v in (a, c, work))
+        centre = Centre(*(xp.take(v, go, axis=0) for v in centre))
+        centre = interior(xp, a, c, centre.x, GAP, before=centre)
+    yield from batch.found(centre, work, batch.priced(a, c, centre)[2])
 
 
 def _free(xp: Any, x: Array, slope: Array, free: Array | None) -> Array | None:
@@ -247,11 +313,6 @@ def _in_few_coordinates(xp: Any, a: Array, c: Array, x: Array, gap: float, free:
     edge = xp.where(xp.sum(chosen, axis=1) > 0, xp.zeros_like(x), xp.sign(x))
     part = interior(xp, xp.matmul(a, mT(chosen)), c + matvec(xp, a, edge), matvec(xp, chosen, x), gap)
     return part._replace(x=edge + matvec(xp, mT(chosen), part.x))
-
-
-def _margins(xp: Any, rows: Array, offset: Array | None, y: Array, x: Array) -> Array:
-    reach = xp.matmul(x, mT(rows))
-    return y * (reach if offset is None else reach + offset[None, :])
 
 
 def _ball(item: Item, box: float, centre: Centre, work: Array, row: int) -> Ball:
