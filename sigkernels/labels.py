@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .checks import whole
+from .tracing import by_operator
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PREVIEW_SETS, _PREVIEW_LABELS = 3, 6
@@ -52,10 +53,11 @@ class LabelSets:
             )
         # A copy: what the caller does to its tensors later must not reach the sets.
         indices, offsets = (tensor.to(torch.int64, copy=True) for tensor in (indices, offsets))
-        _check_offsets(offsets, indices.numel())
-        _check_range(indices, offsets, num_labels)
-        self.indices, self.offsets = _sort_rows(indices, offsets, num_labels)
-        self.num_labels = num_labels
+        if not by_operator(indices, offsets):  # else there are no numbers to look at
+            _check_offsets(offsets, indices.numel())
+            _check_range(indices, offsets, num_labels)
+            indices, offsets = _sort_rows(indices, offsets, num_labels)
+        self.indices, self.offsets, self.num_labels = indices, offsets, num_labels
 
     @classmethod
     def _trusted(cls, indices: Tensor, offsets: Tensor, num_labels: int) -> LabelSets:
@@ -89,6 +91,8 @@ class LabelSets:
         dense = dense if isinstance(dense, Tensor) else tensor_of("dense", dense)
         if dense.ndim != 2:
             raise ValueError(f"dense must have shape [B, n], got {tuple(dense.shape)}")
+        if dense.layout is not torch.strided:
+            raise TypeError(f"dense must be a dense tensor, got layout {dense.layout}; use LabelSets.from_csr")
         if dense.is_complex():
             raise TypeError(f"dense must be bool, integer or floating point, got {dense.dtype}; take its real part")
         active = dense != 0
@@ -269,6 +273,8 @@ class LabelSets:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
+        if by_operator(self.indices):
+            return f"LabelSets({len(self)} sets without numbers, num_labels={self.num_labels}, device='{self.device}')"
         first = [self[row].tolist() for row in range(min(len(self), _PREVIEW_SETS))]
         shown = ", ".join(
             "{" + ", ".join(map(str, labels[:_PREVIEW_LABELS])) + (", …}" if len(labels) > _PREVIEW_LABELS else "}")
@@ -302,7 +308,7 @@ def tensor_of(name: str, array: Any) -> Tensor:
     try:
         array = np.asarray(array)
         if array.dtype.kind in "biuf":
-            return torch.from_numpy(np.array(array, order="C"))
+            return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError):  # rows of different lengths, types that torch lacks
         pass
     what = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else repr(array)

@@ -202,12 +202,18 @@ def test_what_is_left_of_a_sure_label_keeps_its_digits(device, loss, z, dtype):
         x.grad = None
 
 
-@pytest.mark.parametrize("name", ["bce", "pos_weight", *LOSSES])
+@pytest.mark.parametrize("name", ["bce", "pos_weight", "no weight", "all positive", *LOSSES])
 @pytest.mark.parametrize("z", [math.inf, -math.inf])
 @pytest.mark.parametrize("y", [0.0, 1.0, 0.25])
 def test_infinite_logits_give_the_limit(device, name, z, y):
     """A label is switched off by a bias of -inf: where it is no target, it costs nothing and pulls at nothing."""
-    loss = {"bce": sk.BCE(), "pos_weight": sk.BCE(pos_weight=torch.full((1,), 3.0, device=device)), **LOSSES}[name]
+    made = {
+        "bce": sk.BCE(),
+        "pos_weight": sk.BCE(pos_weight=torch.full((1,), 3.0, device=device)),
+        "no weight": sk.BCE(weight=torch.zeros(1, device=device)),
+        "all positive": sk.Focal(alpha=1.0),
+    }
+    loss = {**made, **LOSSES}[name]
     results = []
     for c in (z, math.copysign(1e4, z)):
         x, weight = (torch.zeros(1, 1, device=device, requires_grad=True) for _ in range(2))

@@ -158,6 +158,11 @@ def test_collate_in_a_data_loader_with_workers():
         (lambda: LabelSets.from_dense([[1], [1, 0]]), TypeError, "dense must be an array"),
         (lambda: LabelSets.from_dense(np.eye(2, dtype=complex)), TypeError, "dense must be .*got complex128"),
         (lambda: LabelSets.from_dense(torch.eye(2, dtype=torch.complex64)), TypeError, "take its real part"),
+        (
+            lambda: LabelSets.from_dense(torch.eye(2).to_sparse()),
+            TypeError,
+            "layout torch.sparse_coo; use LabelSets.from_csr",
+        ),
         (lambda: LabelSets.from_csr(scipy.sparse.eye(2, dtype=complex)), TypeError, "real numbers, got .* complex128"),
         (lambda: LabelSets.from_lists([[0]], 4).to(torch.int32), TypeError, "device must be .*got torch.int32.*int64"),
         (lambda: LabelSets.from_lists([[0]], 4)[np.array([0.5])], IndexError, "integers or booleans, got .*float64"),
@@ -185,3 +190,17 @@ def test_collate_in_a_data_loader_with_workers():
 def test_refusals(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+def test_arrays_of_either_byte_order():
+    dense = np.array([[0, 1, 1], [1, 0, 0]])
+    for kind in (">f4", "<f4", ">i8"):
+        assert LabelSets.from_dense(dense.astype(kind)).to_lists() == [[1, 2], [0]]
+
+
+def test_sets_without_numbers_are_copied_shown_and_loaded(tmp_path):
+    sets = LabelSets.from_lists([[1], [0, 2]], 4)
+    torch.save(sets, tmp_path / "sets.pt")
+    for made in (sets.to("meta"), torch.load(tmp_path / "sets.pt", map_location="meta")):
+        twin = copy.deepcopy(made)
+        assert len(twin) == 2 and twin.device.type == "meta" and "2 sets without numbers" in repr(twin)

@@ -39,11 +39,13 @@ def files(tmp_path):
     sets = sk.LabelSets.from_lists(YES, 12)
     np.savez(tmp_path / "csr.npz", indices=sets.indices.numpy(), offsets=sets.offsets.numpy())
     np.savez(tmp_path / "dense.npz", y=sets.to_dense().numpy())
+    torch.save(sets, tmp_path / "sets.pt")
+    (tmp_path / "marked.txt").write_text((tmp_path / "yes.txt").read_text(), encoding="utf-8-sig")
     return tmp_path
 
 
 @pytest.mark.parametrize("weights", ("w.npy", "w.npz", "tensor.pt", "state.pt"))
-@pytest.mark.parametrize("labels", ("yes.txt", "csr.npz", "dense.npz"))
+@pytest.mark.parametrize("labels", ("yes.txt", "marked.txt", "csr.npz", "dense.npz", "sets.pt"))
 def test_all_argmaxable_is_exit_code_0(files, capsys, weights, labels):
     assert call(files / weights, files / labels) == 0
     assert "ARGMAXABLE" in capsys.readouterr().out
@@ -195,6 +197,10 @@ def test_strict_counts_what_is_not_known_to_be_argmaxable(files):
         ("vector.npy", "yes.txt", (), "its array has shape (3,)"),
         ("vector.npy", "yes.txt", ("--dft", "1"), "its array has shape (3,)"),
         ("text.npy", "yes.txt", (), "damaged, or not a numpy file"),
+        ("empty.pt", "yes.txt", (), "cannot be read"),
+        ("w.npy", "no-format.npz", (), "damaged sparse matrix"),
+        ("w.npy", "no-blocks.npz", (), "damaged sparse matrix"),
+        ("w.npy", "half-offsets.npz", (), "offsets must hold whole numbers"),
     ],
 )
 def test_bad_input_is_exit_code_2_and_one_line(files, capsys, weights, labels, options, message):
@@ -206,6 +212,11 @@ def test_bad_input_is_exit_code_2_and_one_line(files, capsys, weights, labels, o
     np.save(files / "vector.npy", np.ones(3))
     (files / "text.npy").write_text("hello")
     np.save(files / "nan.npy", np.full((12, 3), np.nan))
+    (files / "empty.pt").touch()
+    np.savez(files / "no-format.npz", **SPARSE | {"format": np.array(3)})
+    empty = {"indices": np.zeros(0, int), "indptr": np.zeros(2, int)}
+    np.savez(files / "no-blocks.npz", **SPARSE | empty | {"format": b"bsr", "data": np.ones((1, 0, 0))})
+    np.savez(files / "half-offsets.npz", **SPARSE | {"format": b"dia", "offsets": [0.5]})
     assert call(files / weights, files / labels, *options) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""

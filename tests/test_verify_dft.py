@@ -220,3 +220,14 @@ def test_slack_of_zeros_is_no_slack():
     with torch.no_grad():
         head.slack_weight[7, 1] = 1e-30
     assert not report.check(head)
+
+
+@pytest.mark.parametrize("box", (1e-8, 1.0, 1e10, 1e20))
+def test_without_a_bias_answers_do_not_depend_on_the_size_of_the_box(box):
+    n, k, rng = 129, 32, np.random.default_rng(5)
+    sets = [np.flatnonzero(rng.random(n) < 0.3) for _ in range(12)]
+    head = sk.DFTHead(2 * k + 1, n, k, dtype=torch.float64)
+    usual, other = verify(head, sets, radius=True), verify(head, sets, radius=True, box=box, tol=1e-12 * box)
+    assert all(v == "ARGMAXABLE" for v in usual.verdicts) and list(other.verdicts) == list(usual.verdicts)
+    assert other.radius_lo.astype(float) / box == pytest.approx(usual.radius_lo.astype(float) / 1e4, rel=3e-6)
+    assert np.all(other.radius_hi - other.radius_lo <= 1e-6 * other.radius_hi)

@@ -79,13 +79,13 @@ struct Focal {
     SK_HD explicit Focal(const LossParams& a)
         : gamma(M::splat(a.gamma_pos)), alpha_pos(M::splat(a.alpha_pos)), alpha_neg(M::splat(a.alpha_neg)) {}
 
-    // Finite, so that 0 * inf (gamma = 0, or the focusing factor of an infinite logit) does not make a NaN.
+    // Finite, so that 0 * inf (gamma or alpha = 0, or the focusing factor of an infinite logit) does not make a NaN.
     static SK_HD V finite(V a) { return M::lt_select(M::splat(1e30), a, M::splat(1e30), a); }
 
     // sp = -log(1 - pr), sp_other = -log(pr) of the probability pr of the wrong answer
     SK_HD void term(V alpha, V pr, V other, V sp, V sp_other, V& f, V& g) const {
         const V focus = alpha * M::exp_neg(-gamma * finite(sp_other));
-        f = focus * sp;
+        f = focus * M::lt_select(M::splat(0), alpha, sp, finite(sp));
         g = focus * (gamma * other * finite(sp) + pr);
     }
     SK_HD void neg(V z, V& f, V& g) const {

@@ -57,16 +57,15 @@ class BCE(Loss):
         # is masked: that is what this costs.
         y = self._smooth(y)
         up, down = y if self.pos_weight is None else y * self.pos_weight, 1 - y
+        if self.weight is not None:
+            up, down = up * self.weight, down * self.weight
         f = z.abs().neg_().exp_().log1p_()
-        if self.pos_weight is not None:
+        if self.pos_weight is not None or self.weight is not None:
             f *= up + down
         far = z.clamp(min=0).mul_(down).addcmul_(up, (-z).clamp_(min=0))
         f += far.nan_to_num_(0.0, torch.inf)  # 0·∞, whose limit is 0; where z is NaN, the first term keeps it
         del far
-        g = torch.sigmoid(z).mul_(down).addcmul_(up, (-z).sigmoid_(), value=-1)
-        if self.weight is not None:
-            f, g = f * self.weight, g * self.weight
-        return f, g
+        return f, torch.sigmoid(z).mul_(down).addcmul_(up, (-z).sigmoid_(), value=-1)
 
 
 class _TwoSided(Loss):

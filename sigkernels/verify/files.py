@@ -47,6 +47,8 @@ def _arrays(file: Path) -> dict[str, Any]:
             data = torch.load(file, map_location="cpu", weights_only=True)
             if isinstance(data, torch.Tensor):
                 return {"": data}
+            if isinstance(data, LabelSets):
+                return {"indices": data.indices, "offsets": data.offsets}
             if isinstance(data, dict):
                 inner = data.get("state_dict", data)
                 return {str(k): v for k, v in inner.items() if isinstance(v, torch.Tensor)}
@@ -62,7 +64,9 @@ def _arrays(file: Path) -> dict[str, Any]:
     except Exception as error:
         if file.suffix in (".npy", ".npz"):
             raise BadFile(f"{file}: cannot be read: damaged, or not a numpy file of plain numbers") from None
-        raise BadFile(f"{file}: cannot be read ({type(error).__name__}: {str(error).splitlines()[0]})") from None
+        raise BadFile(
+            f"{file}: cannot be read ({type(error).__name__}: {(str(error).splitlines() or ['empty'])[0]})"
+        ) from None
     raise BadFile(f"{file}: unknown kind of file; use .npz, .npy, .pt or .safetensors")
 
 
@@ -166,15 +170,15 @@ def _scipy_matrix(file: Path, arrays: dict[str, Any]) -> Any:
     """The matrix that ``scipy.sparse.save_npz`` wrote, in any of its forms."""
     from scipy.sparse import load_npz
 
-    for name in ("indices", "indptr", "row", "col"):
+    for name in ("indices", "indptr", "row", "col", "offsets"):
         if name in arrays:
             _whole_numbers(file, name, arrays[name])
     try:
         matrix = load_npz(file)
-    except KeyError as error:
-        raise BadFile(f"{file}: is a damaged sparse matrix: {error.args[0]}") from None
-    if hasattr(matrix, "check_format"):  # scipy itself trusts the numbers in it
-        matrix.check_format(full_check=True)
+        if hasattr(matrix, "check_format"):  # scipy itself trusts the numbers in it
+            matrix.check_format(full_check=True)
+    except Exception as error:  # whatever scipy stumbles over in numbers that are not those of a matrix
+        raise BadFile(f"{file}: is a damaged sparse matrix: {error.args[0] if error.args else error!r}") from None
     return matrix
 
 
@@ -196,7 +200,7 @@ def _whole_numbers(file: Path, name: str, values: Any) -> torch.Tensor:
 
 def _text_sets(file: Path) -> list[list[int]]:
     sets = []
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
+    for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1):
         words = line.split("#")[0].replace(",", " ").split()
         try:
             sets.append([int(w) for w in words if ":" not in w])

@@ -228,9 +228,10 @@ class _Batch:
         open_ = above - xp.min(margins, axis=1) > CLOSED * xp.abs(above)
         return margins, slope, open_ & (centre.gap < float("inf"))
 
-    def found(self, centre: Centre, work: Array, open_: Array) -> Iterator[Ball]:
-        """The balls of the sets that are not open."""
-        for row in np.flatnonzero(~to_numpy(open_)).tolist():
+    def found(self, centre: Centre, work: Array, open_: Array | None = None) -> Iterator[Ball]:
+        """The balls of the sets that are not open, or of all: in thin regions a bound may lose digits to rounding."""
+        rows = range(len(self.items)) if open_ is None else np.flatnonzero(~to_numpy(open_)).tolist()
+        for row in rows:
             yield _ball(self.items[row], self.box, centre, work, row)
 
 
@@ -247,7 +248,7 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
         gap = GAP if turn or m == n else ROUGH
         centre = interior(xp, a, c, x, gap) if free is None else _in_few_coordinates(xp, a, c, x, gap, free)
         margins, slope, open_ = batch.priced(a, c, centre)
-        yield from batch.found(centre, work, open_)
+        yield from batch.found(centre, work, open_ if m < n else None)
         go = xp.nonzero(open_)[0]
         if go.shape[0] == 0 or m == n:
             return
@@ -284,7 +285,7 @@ def _on_all_rows(batch: _Batch) -> Iterator[Ball]:
         a, c, work = (xp.take(v, go, axis=0) for v in (a, c, work))
         centre = Centre(*(xp.take(v, go, axis=0) for v in centre))
         centre = interior(xp, a, c, centre.x, GAP, before=centre)
-    yield from batch.found(centre, work, batch.priced(a, c, centre)[2])
+    yield from batch.found(centre, work)
 
 
 def _free(xp: Any, x: Array, slope: Array, free: Array | None) -> Array | None:

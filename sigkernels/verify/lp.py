@@ -16,6 +16,7 @@ from scipy.linalg import lapack
 ROUNDS = 30
 SMALL = 60_000  # entries of a matrix that is given to the solver whole
 MEDIUM = 1_000_000  # … that is given whole when cutting planes have not closed the interval
+BOX = 1e4  # of the programs that the solver is given
 TOLERANCE = 1e-10  # HiGHS's own minimum; its default of 1e-7 calls empty regions "optimal"
 
 
@@ -142,11 +143,15 @@ def programs(
     rows: ndarray, offset: ndarray | None, active: ndarray, box: float, start: ndarray | None
 ) -> list[tuple[ndarray, ndarray, ndarray]]:
     """All (point, support, multipliers) worth proving for one set: sharpened, and the solver's own."""
+    unit = box / BOX  # the solver's tolerances are numbers, so it is given the same program whatever the box
+    start = None if start is None else start / unit
+    with np.errstate(over="ignore"):
+        offset = None if offset is None else np.nan_to_num(offset / unit)
     out: list[tuple[ndarray, ndarray, ndarray]] = []
     for whole in (False, True):
-        answer = chebyshev(rows, offset, active, box, start, whole=whole)
+        answer = chebyshev(rows, offset, active, BOX, start, whole=whole)
         if answer is not None:
-            out += [polish(rows, offset, active, box, *answer), answer]
-        if any(closed(rows, offset, active, box, *a) for a in out) or rows.size > MEDIUM or rows.size <= SMALL:
+            out += [polish(rows, offset, active, BOX, *answer), answer]
+        if any(closed(rows, offset, active, BOX, *a) for a in out) or rows.size > MEDIUM or rows.size <= SMALL:
             break
-    return out
+    return [(np.clip(x * unit, -box, box), support, multipliers) for x, support, multipliers in out]
