@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 import sigkernels as sk
 from sigkernels.verify import Certificate, Report, Verdict, verify
@@ -390,3 +391,14 @@ def test_entries_that_underflow_when_rows_are_scaled_are_not_lost():
         ).argmaxable
         is None
     )
+
+
+def test_one_blas_thread_while_it_works_and_as_many_as_before_afterwards():
+    def threads():
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    before, during = threads(), []
+    W = np.random.default_rng(0).standard_normal((50, 4))
+    report = verify(W, [[1], [2, 3]], progress=lambda done, total: during.append(threads()))
+    assert report.check()
+    assert during and all(set(counts) == {1} for counts in during) and threads() == before

@@ -19,6 +19,7 @@ from .ledger import Ledger
 from .newton import motzkin, newton, newton_on_all_rows
 from .problem import Problem
 from .report import Report, StageReport
+from .threads import one_blas_thread
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
 
 SINGLE_FIRST = ("cuda",)  # devices on which float32 is so much faster that witnesses are sought in it first
@@ -76,7 +77,7 @@ def verify(
     given = as_sets(label_sets, problem.n)
     sets, inverse = given.distinct()
 
-    with tasks.Progress(progress, len(sets)) as bar:
+    with one_blas_thread(), tasks.Progress(progress, len(sets)) as bar:
         began = time.perf_counter()
         ledger = Ledger(problem, sets, bar.add)
         stages = [StageReport("constant", len(sets), int(ledger.settled().sum()), time.perf_counter() - began)]

@@ -15,6 +15,7 @@ from .check import prove
 from .inputs import as_problem
 from .ledger import CLOSED, Ledger
 from .problem import Problem, Sets
+from .threads import one_blas_thread
 from .witness import notch_polynomial
 
 
@@ -162,15 +163,17 @@ class Report:
         ok = np.zeros(len(self), dtype=bool)
         failures = []
         seen: dict[tuple, str] = {}
-        for i in range(len(self)):
-            claim = (int(self._proof_of[i]), str(self.verdicts[i]), float(self.radius_lo[i]), float(self.radius_hi[i]))
-            key = (*claim, self.sets[i].tobytes())
-            if key not in seen:
-                proof = self._certificates[claim[0]] if 0 <= claim[0] < len(self._certificates) else Certificate()
-                seen[key] = _rejection(problem, self.sets[i], proof, *claim[1:])
-            ok[i] = not seen[key]
-            if seen[key]:
-                failures.append((i, seen[key]))
+        with one_blas_thread():
+            for i in range(len(self)):
+                at, verdict = int(self._proof_of[i]), str(self.verdicts[i])
+                lo, hi = float(self.radius_lo[i]), float(self.radius_hi[i])
+                key = (at, verdict, lo, hi, self.sets[i].tobytes())
+                if key not in seen:
+                    proof = self._certificates[at] if 0 <= at < len(self._certificates) else Certificate()
+                    seen[key] = _rejection(problem, self.sets[i], proof, verdict, lo, hi)
+                ok[i] = not seen[key]
+                if seen[key]:
+                    failures.append((i, seen[key]))
         return CheckResult(ok, failures)
 
     # What people look at

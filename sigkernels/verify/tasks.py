@@ -17,6 +17,7 @@ from .interior import Item, balls
 from .ledger import Ledger
 from .lp import polish, programs
 from .refine import vertices
+from .threads import one_blas_thread
 
 WHOLE_WIDTH = 64  # columns of a DFT from which the interior-point method on all rows beats linear programs on few
 
@@ -134,7 +135,8 @@ def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
 
 
 def _solve_programs(rows: ndarray, offset: ndarray | None, box: float, items: list[Item]) -> list[tuple[int, Any]]:
-    return [(item.number, programs(rows, offset, item.active, box, item.start)) for item in items]
+    with one_blas_thread():  # the executor may have brought this into another process
+        return [(item.number, programs(rows, offset, item.active, box, item.start)) for item in items]
 
 
 def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
