@@ -112,12 +112,11 @@ struct Tiles {
         }
         weight_stride = job.weight_stride / kPack;
         weight = static_cast<const Factor<C>*>(job.weight) + at * weight_stride;
-        const Bf16* as_stored = static_cast<const Bf16*>(job.weight) + at * job.weight_stride;
-        if (kDot2 && job.needs_x) pair_labels(as_stored, count);
+        if (kDot2 && job.needs_x) pair_labels(as_bf16(at), count);
         if (!copies_weight<C>(job)) return;
         weight_stride = copied_stride<C>(packed(job.slack));
         weight = local.weight;
-        if constexpr (kDot2) return pair_columns(as_stored, count);
+        if constexpr (kDot2) return pair_columns(as_bf16(at), count);
         with_storage<C>(job.dtype, job.weight, [&](auto* from) {
             for (int64_t t = 0; t < count; ++t) {
                 const auto* row = from + (at + t) * job.weight_stride;
@@ -126,6 +125,8 @@ struct Tiles {
             }
         });
     }
+
+    const Bf16* as_bf16(int64_t at) const { return static_cast<const Bf16*>(job.weight) + at * job.weight_stride; }
 
     // The tile's weight in pairs of columns ...
     void pair_columns(const Bf16* from, int64_t count) {
@@ -274,8 +275,9 @@ struct Tiles {
         // What is written next: the next columns of these labels, or the first of the next labels.  Not in a buffer of
         // this thread, which is near anyway: what lies behind its end is another thread's.
         const C* next = out + (vector + NV < slack_vectors<C>(job) ? first + NV * L : kGroup * stride);
-        if (!narrows_grad_weight<C>(job))
+        if (!narrows_grad_weight<C>(job)) {
             SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
+        }
         constexpr int64_t kTerms = PW / kPack, kStep = 2 * L;  // of a whole panel; from one term of x to the next
         const auto* x = shared.by_slack + by_slack_vector<C>(job, vector);
         for (; panel < last; ++panel) {

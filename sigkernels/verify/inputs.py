@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 from numpy import ndarray
 
+from ..checks import number
 from ..dft import check_dft
 from ..heads import DFTHead, Head
 from ..labels import LabelSets
@@ -76,7 +76,7 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
 
 def checked_problem(weight: Any, bias: Any, k: int, tol: float, box: float) -> Problem:
     """The problem of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
-    tol, box = _number("tol", tol), _number("box", box)
+    tol, box = number("tol", tol), number("box", box)
     if tol < 0:
         raise ValueError(f"tol must be at least 0, got {tol}")
     if not box > 0:
@@ -123,13 +123,3 @@ def as_sets(label_sets: Any, num_labels: int) -> Sets:
     if sets.num_labels != num_labels:
         raise ValueError(f"label_sets are over {sets.num_labels} labels, but the classifier has {num_labels}")
     return sets
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {number}")
-    return number
