@@ -84,14 +84,13 @@ def dft_witness(labels: Any, n: int, k: int) -> ndarray:
 
 
 def _label_sets(sets: Any, n: int) -> LabelSets:
-    from .verify.inputs import as_sets
+    from .verify.inputs import as_label_sets
 
     if isinstance(sets, LabelSets):
         if sets.num_labels != n:
             raise ValueError(f"sets are over {sets.num_labels} labels, but n = {n}")
         return sets
-    csr = as_sets(sets, whole("n", n, 1))
-    return LabelSets.from_lists([csr[i] for i in range(len(csr))], n)
+    return as_label_sets(sets, whole("n", n, 1))
 
 
 def _check_degree(n: int, k: int) -> None:

@@ -13,7 +13,7 @@ import sigkernels as sk
 from sigkernels.signs import alternations
 from sigkernels.verify import Certificate, verify
 from sigkernels.verify.check import prove
-from sigkernels.verify.problem import DFT_ERROR, Problem, dft_matrix, unit_circle
+from sigkernels.verify.question import DFT_ERROR, Question, dft_matrix, unit_circle
 from sigkernels.verify.witness import alternation_certificate, roots_certificate, runs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:in_features")
@@ -80,10 +80,10 @@ def test_a_thin_set_is_proved_by_its_roots():
 
 def test_the_radius_of_a_proof_by_roots_is_a_true_lower_bound():
     n, k = 40, 3
-    problem = Problem(np.zeros((n, 0)), None, k, 1e-8, 1e4)
+    question = Question(np.zeros((n, 0)), None, k, 1e-8, 1e4)
     for active in ([5], [3, 20], [0, 13, 26], [1, 2, 3, 30]):
         certificate = roots_certificate(np.array(active), n)
-        proof = prove(problem, np.array(active), certificate)
+        proof = prove(question, np.array(active), certificate)
         best = verify(head(n, k), [active], radius=True)
         assert 0 < proof.lo <= best.radius_hi[0]
         tau = 2 * np.pi * (certificate.roots - 0.5) / n
@@ -163,20 +163,20 @@ def test_runs_of_is_the_same_as_reading_the_circle():
     ],
 )
 def test_forged_combinatorial_proofs_are_rejected(certificate, reason):
-    problem = Problem(np.zeros((20, 0)), None, 2, 1e-8, 1e4)
-    proof = prove(problem, np.array([3, 7]), certificate)
+    question = Question(np.zeros((20, 0)), None, 2, 1e-8, 1e4)
+    proof = prove(question, np.array([3, 7]), certificate)
     assert proof.argmaxable is None
     assert reason in proof.reason
 
 
 def test_more_roots_than_the_degree_are_rejected():
-    problem = Problem(np.zeros((20, 0)), None, 1, 1e-8, 1e4)
+    question = Question(np.zeros((20, 0)), None, 1, 1e-8, 1e4)
     active = np.array([3, 7])
-    assert prove(problem, active, roots_certificate(active, 20)).argmaxable is None
-    assert prove(problem, active, alternation_certificate(active, 20, 1)).argmaxable is False
-    slack = Problem(np.ones((20, 1)), None, 1, 1e-8, 1e4)
+    assert prove(question, active, roots_certificate(active, 20)).argmaxable is None
+    assert prove(question, active, alternation_certificate(active, 20, 1)).argmaxable is False
+    slack = Question(np.ones((20, 1)), None, 1, 1e-8, 1e4)
     assert prove(slack, active, alternation_certificate(active, 20, 1)).argmaxable is None
-    plain = Problem(np.ones((20, 3)), None, -1, 1e-8, 1e4)
+    plain = Question(np.ones((20, 3)), None, -1, 1e-8, 1e4)
     assert prove(plain, active, roots_certificate(active, 20)).argmaxable is None
 
 
@@ -191,9 +191,9 @@ def test_a_sharded_head_is_gathered(monkeypatch):
 
 def test_a_large_head_is_verified_without_forming_its_matrix(monkeypatch):
     small = verify(head(400, 3, 2), [[5], [7, 90], [1, 2, 3, 300]])
-    monkeypatch.setattr(importlib.import_module("sigkernels.verify.problem"), "DENSE", 1000)
+    monkeypatch.setattr(importlib.import_module("sigkernels.verify.question"), "DENSE", 1000)
     report = verify(head(400, 3, 2), [[5], [7, 90], [1, 2, 3, 300], list(range(0, 400, 2))])
-    assert "matrix" not in vars(report.problem)
+    assert "matrix" not in vars(report.question)
     assert report.verdicts.tolist() == [*small.verdicts.tolist(), "UNDECIDED"]
     assert np.allclose(report.radius_lo[:3], small.radius_lo)
     assert any("is not formed" in note for note in report.notes)
@@ -201,7 +201,7 @@ def test_a_large_head_is_verified_without_forming_its_matrix(monkeypatch):
 
 
 def test_very_many_labels(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("sigkernels.verify.problem"), "DENSE", 1_000_000)
+    monkeypatch.setattr(importlib.import_module("sigkernels.verify.question"), "DENSE", 1_000_000)
     sets = [[123_456], [3, 4, 90_000], list(range(0, 30, 2))]
     report = verify(head(200_000, 15), [*sets, list(range(0, 1000, 2))])
     assert [v in ("ARGMAXABLE", "THIN") for v in report.verdicts] == [True, True, True, False]

@@ -12,7 +12,7 @@ from verify_oracle import is_argmaxable
 import sigkernels as sk
 from sigkernels.verify import Certificate, Report, verify
 from sigkernels.verify.check import prove
-from sigkernels.verify.problem import Problem
+from sigkernels.verify.question import Question
 
 
 def fractions(*values):
@@ -29,15 +29,15 @@ def test_a_logit_that_overflows_is_no_margin():
     report = verify(opposite_rows(2.0**1009), [[0, 1]])
     assert report.verdicts[0] == "UNARGMAXABLE" and report.check()
     for x in (2.0**13, 2.0**900, 1.7e308):
-        forged = prove(report.problem, np.arange(2), Certificate("witness", witness=np.full(65, x)))
+        forged = prove(report.question, np.arange(2), Certificate("witness", witness=np.full(65, x)))
         assert forged.argmaxable is None and forged.reason
 
 
 def test_inputs_beyond_the_range_are_settled_in_fractions():
-    one = Problem(np.array([[1.0], [-1.0]]), np.array([-1e80, 1e81]), -1, 1e-8, 1e4)  # 1e80 < x < 1e81
+    one = Question(np.array([[1.0], [-1.0]]), np.array([-1e80, 1e81]), -1, 1e-8, 1e4)  # 1e80 < x < 1e81
     for x, holds in ((5e80, True), (5e79, None), (1e200, None), (1e308, None)):
         assert prove(one, np.arange(2), Certificate("witness", witness=np.array([x]))).argmaxable is holds
-    dft = Problem(np.zeros((9, 0)), None, 1, 1e-8, 1e4)
+    dft = Question(np.zeros((9, 0)), None, 1, 1e-8, 1e4)
     for witness in (np.full(3, 1e308), fractions(10**400, 0, 0)):
         assert prove(dft, np.array([0]), Certificate("witness", witness=witness)).argmaxable is None
 
@@ -49,26 +49,26 @@ def test_a_bias_does_not_vanish_beside_a_huge_witness():
     assert [str(v) for v in report.verdicts] == ["UNARGMAXABLE", "THIN", "ARGMAXABLE", "UNARGMAXABLE"]
     assert report.check()
     for x in (Fraction(10) ** 400, Fraction(10) ** 410, Fraction(10) ** 420, Fraction(1, 10**400)):
-        assert prove(report.problem, np.arange(2), Certificate("witness", witness=fractions(x))).argmaxable is None
+        assert prove(report.question, np.arange(2), Certificate("witness", witness=fractions(x))).argmaxable is None
 
 
 def test_radii_beyond_float64_are_rounded_to_safety():
-    tiny = Problem(np.array([[5e-324]]), np.array([1.0]), -1, 1e-8, 1e4)  # a ball of radius 2e323
+    tiny = Question(np.array([[5e-324]]), np.array([1.0]), -1, 1e-8, 1e4)  # a ball of radius 2e323
     for witness in (np.zeros(1), fractions(0)):
         proof = prove(tiny, np.array([0]), Certificate("witness", witness=witness))
         assert proof.argmaxable and 1e299 < proof.lo < math.inf
-    line = Problem(np.array([[1.0]]), None, -1, 1e-8, 1e4)
+    line = Question(np.array([[1.0]]), None, -1, 1e-8, 1e4)
     for x in (Fraction(3, 2**1076), Fraction(1, 10**400)):
         assert prove(line, np.array([0]), Certificate("witness", witness=fractions(x))).lo <= x
-    far = Problem(np.array([[2.0**-450]]), None, -1, 1e-8, 1e-100)
+    far = Question(np.array([[2.0**-450]]), None, -1, 1e-8, 1e-100)
     for x in (1e130, 1e-100):
         assert prove(far, np.array([0]), Certificate("witness", witness=np.array([x]))).lo <= 1e-100
     # A bound of -1/3 from below is no larger than -1/3.
-    third = Problem(np.array([[3.0], [-3.0]]), np.array([-1.0, -1.0]), -1, 1e-8, 1e4)
+    third = Question(np.array([[3.0], [-3.0]]), np.array([-1.0, -1.0]), -1, 1e-8, 1e4)
     below = prove(third, np.arange(2), Certificate("witness", witness=np.zeros(1))).lo
     assert below > -0.4 and Fraction(below) <= Fraction(-1, 3)
     # Rows that cancel all but 2e-290 of 1e130: their bound is no number of float64, and not 0.
-    wedge = Problem(np.array([[1e130, 0.0], [-1e130, 0.0]]), None, -1, 1e-8, 1e-100)
+    wedge = Question(np.array([[1e130, 0.0], [-1e130, 0.0]]), None, -1, 1e-8, 1e-100)
     dual = Certificate("dual", support=np.arange(2), multipliers=np.ones(2))
     assert prove(wedge, np.arange(2), dual).hi > 0
 
@@ -83,11 +83,11 @@ def test_extreme_multipliers_prove_nothing_wrong(kind, multipliers):
         (np.array([[1.0], [-1.0]]), np.array([5e-324, 0.0])),
     ):
         assert is_argmaxable(W, [0, 1], bias)
-        problem = Problem(W, bias, -1, 1e-8, 1e4)
+        question = Question(W, bias, -1, 1e-8, 1e4)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for m in (np.array(multipliers), fractions(*multipliers), np.array([1.0, 1.0], dtype=np.float32)):
-                proof = prove(problem, np.arange(2), Certificate(kind, support=np.arange(2), multipliers=m))
+                proof = prove(question, np.arange(2), Certificate(kind, support=np.arange(2), multipliers=m))
                 assert proof.argmaxable is None and proof.hi > 0, (W, bias, m, proof)
 
 
@@ -101,7 +101,7 @@ def test_radii_do_not_depend_on_the_scale_of_the_matrix(scale, tmp_path):
     assert scaled.check() and scaled.check(W * scale)
     scaled.save(tmp_path / "r.npz")
     loaded = Report.load(tmp_path / "r.npz")
-    assert loaded.check() and np.array_equal(loaded.problem.stored, W * scale)
+    assert loaded.check() and np.array_equal(loaded.question.stored, W * scale)
 
 
 def test_rows_of_the_smallest_numbers_bound_the_ball():
@@ -110,7 +110,7 @@ def test_rows_of_the_smallest_numbers_bound_the_ball():
     report = verify(W, [[0, 1]], bias=bias)
     assert report.verdicts[0] == "UNARGMAXABLE" and report.radius_lo[0] <= report.radius_hi[0] <= 0
     for x in (0.0, -1.0):
-        assert prove(report.problem, np.arange(2), Certificate("witness", witness=np.array([x]))).lo <= 0
+        assert prove(report.question, np.arange(2), Certificate("witness", witness=np.array([x]))).lo <= 0
 
 
 def test_a_matrix_of_zeros_has_no_ball_to_close():
@@ -184,11 +184,11 @@ def numbers(rng, shape, spread):
     return np.ldexp(values, rng.integers(-spread, spread + 1, shape))
 
 
-def forgery(rng, problem):
+def forgery(rng, question):
     """Any vectors at all, under any name."""
     kind = str(rng.choice(["witness", "gordan", "dual", "none", "roots", "alternation"]))
-    witness = numbers(rng, problem.d, int(rng.choice([0, 3, 400, 1000])))
-    support = np.sort(rng.choice(problem.n, int(rng.integers(1, problem.n + 1)), replace=False))
+    witness = numbers(rng, question.d, int(rng.choice([0, 3, 400, 1000])))
+    support = np.sort(rng.choice(question.n, int(rng.integers(1, question.n + 1)), replace=False))
     multipliers = np.abs(numbers(rng, len(support), int(rng.choice([0, 3, 300, 1000]))))
     multipliers[multipliers == 0] = 1.0
     if rng.random() < 0.4:
@@ -205,9 +205,9 @@ def test_no_forgery_contradicts_another_or_the_truth():
         W = numbers(rng, (n, d), spread)
         bias = numbers(rng, n, spread) if rng.random() < 0.5 else None
         k = int(rng.choice([-1, -1, 0, 1])) if n > 2 else -1
-        problem = Problem(W, bias, k, 1e-8, float(rng.choice([1e4, 1e-90, 1e90])))
+        question = Question(W, bias, k, 1e-8, float(rng.choice([1e4, 1e-90, 1e90])))
         active = np.flatnonzero(rng.random(n) < 0.5)
-        proofs = [prove(problem, active, forgery(rng, problem)) for _ in range(8)]
+        proofs = [prove(question, active, forgery(rng, question)) for _ in range(8)]
         answers = {proof.argmaxable for proof in proofs} - {None}
         assert max(p.lo for p in proofs) <= min(p.hi for p in proofs), (W, bias, k, active)
         assert answers <= ({is_argmaxable(W, active.tolist(), bias)} if k < 0 else {True, False}), (W, bias, active)

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info
 import sigkernels as sk
 from sigkernels.verify import Certificate, Report, Verdict, verify
 from sigkernels.verify.check import prove
-from sigkernels.verify.problem import Problem
+from sigkernels.verify.question import Question
 
 N, D = 30, 4
 W = np.random.default_rng(0).standard_normal((N, D))
@@ -73,7 +73,7 @@ def test_the_bias_of_a_module_is_used():
     linear = torch.nn.Linear(D, N, dtype=torch.float64)
     a = verify(linear, SETS)
     b = verify(linear.weight, SETS, bias=linear.bias)
-    assert a.problem.bias is not None
+    assert a.question.bias is not None
     same(a, b)
     with pytest.raises(ValueError, match="bias of its own"):
         verify(linear, SETS, bias=np.zeros(N))
@@ -175,13 +175,13 @@ def test_totally_positive_rows_reach_exactly_the_alternating_vectors():
 
 
 def test_forged_certificates_are_rejected(report):
-    problem = Problem(W, None, -1, 1e-8, 1e4)
+    question = Question(W, None, -1, 1e-8, 1e4)
     yes = next(i for i, v in enumerate(report.verdicts) if v == "ARGMAXABLE")
     no = next(i for i, v in enumerate(report.verdicts) if v == "UNARGMAXABLE")
     good, bad = report.certificate(yes), report.certificate(no)
     active, empty = np.array(SETS[yes]), np.array(SETS[no])
-    assert prove(problem, active, good).argmaxable is True
-    assert prove(problem, empty, bad).argmaxable is False
+    assert prove(question, active, good).argmaxable is True
+    assert prove(question, empty, bad).argmaxable is False
     forged = [
         (empty, good),  # a witness of another set
         (empty, dataclasses.replace(good, witness=np.zeros(D))),
@@ -203,7 +203,7 @@ def test_forged_certificates_are_rejected(report):
         (empty, dataclasses.replace(bad, multipliers=bad.multipliers * (1 + 1e-6 * np.arange(len(bad.multipliers))))),
     ]
     for labels, certificate in forged:
-        proof = prove(problem, labels, certificate)
+        proof = prove(question, labels, certificate)
         assert proof.argmaxable is None, certificate
         assert proof.reason
 
@@ -225,7 +225,8 @@ def test_a_tampered_report_does_not_check(field):
     elif field == "multipliers":
         r.certificate(no).multipliers[0] *= 2
     else:
-        r.sets.indices[r.sets.offsets[no]] = next(v for v in range(N) if v not in SETS[no])
+        other = next(v for v in range(N) if v not in SETS[no])
+        r.sets = sk.LabelSets.from_lists([*SETS[:no], [other, *SETS[no][1:]], *SETS[no + 1 :]], N)
     result = r.check()
     assert not result and not result.all() and result.failures
     assert len(result) == len(r) and list(result) == result.ok.tolist()
@@ -387,7 +388,7 @@ def test_entries_that_underflow_when_rows_are_scaled_are_not_lost():
     assert report.verdicts[0] in ("THIN", "ARGMAXABLE", "UNDECIDED")
     assert (
         prove(
-            report.problem, np.array([0, 1]), Certificate("gordan", support=np.arange(2), multipliers=np.ones(2))
+            report.question, np.array([0, 1]), Certificate("gordan", support=np.arange(2), multipliers=np.ones(2))
         ).argmaxable
         is None
     )

@@ -13,7 +13,7 @@ from sigkernels.verify import Report, verify
 from sigkernels.verify.certificate import Certificate
 from sigkernels.verify.check import prove
 from sigkernels.verify.circle import LOW_ERROR, dft_low
-from sigkernels.verify.problem import Problem, dft_matrix
+from sigkernels.verify.question import Question, dft_matrix
 from sigkernels.verify.refine import vertices
 
 THIN = [[5, 700, 702], [100, 101, 900], [3, 4, 5], [10, 12, 14]]  # radius 1e-7 and below in a box of 1e4
@@ -55,17 +55,17 @@ def test_exact_sums_of_two_floats_survive_a_file(report, tmp_path):
 def test_a_forged_vertex_is_rejected(report):
     x = np.array([Fraction(v) for v in report.witness(0)], dtype=object)
     active = np.array(THIN[0])
-    honest = prove(report.problem, active, Certificate("witness", witness=x))
+    honest = prove(report.question, active, Certificate("witness", witness=x))
     assert honest.argmaxable
     outside = x.copy()
-    outside[0] = Fraction(report.problem.box) * 2
-    assert not prove(report.problem, active, Certificate("witness", witness=outside)).argmaxable
+    outside[0] = Fraction(report.question.box) * 2
+    assert not prove(report.question, active, Certificate("witness", witness=outside)).argmaxable
     third = x.copy()
     third[1] += Fraction(1, 3)  # no sum of two floats
-    assert not prove(report.problem, active, Certificate("witness", witness=third)).argmaxable
+    assert not prove(report.question, active, Certificate("witness", witness=third)).argmaxable
     moved = x.copy()
     moved[1] += Fraction(1, 2**10)
-    assert prove(report.problem, active, Certificate("witness", witness=moved)).lo < honest.lo
+    assert prove(report.question, active, Certificate("witness", witness=moved)).lo < honest.lo
 
 
 def test_wrong_multipliers_do_not_lower_the_upper_bound(report):
@@ -78,7 +78,7 @@ def test_wrong_multipliers_do_not_lower_the_upper_bound(report):
             multipliers = np.array([Fraction(m) for m in certificate.multipliers], dtype=object)
             multipliers[0] *= factor
             forged = replace(certificate, kind="dual", multipliers=multipliers, witness=None, roots=None, bounds=None)
-            assert prove(report.problem, np.array(active), forged).hi >= report.radius_lo[i]
+            assert prove(report.question, np.array(active), forged).hi >= report.radius_lo[i]
 
 
 @pytest.mark.parametrize("moved", (-1, 1))
@@ -89,11 +89,11 @@ def test_pivots_lead_from_a_neighbouring_vertex_to_the_best(sets, moved):
     report = verify(sk.DFTHead(7, n, k, 0), [sets], radius=True)
     lo, hi = report.radius_lo[0], report.radius_hi[0]
     assert hi - lo <= 1e-6 * hi and report.check()
-    problem = Problem(np.zeros((n, 0)), None, k, 1e-8, 1e4)
+    question = Question(np.zeros((n, 0)), None, k, 1e-8, 1e4)
     certificate = report.certificate(0)
     support = (certificate if certificate.support is not None else certificate.bounds).support
     x = report.witness(0).astype(float)
-    assert len(list(vertices(problem, active, x, support))) == 1
+    assert len(list(vertices(question, active, x, support))) == 1
     # Any row moved to its neighbour: a start with positive multipliers ends at the same radius.
     reached = []
     for row in range(len(support)):
@@ -101,7 +101,7 @@ def test_pivots_lead_from_a_neighbouring_vertex_to_the_best(sets, moved):
         other[row] += moved
         if len(np.unique(other)) < len(other):
             continue
-        steps = list(vertices(problem, active, x, other))
+        steps = list(vertices(question, active, x, other))
         if steps and all(m > 0 for m in steps[0][1].multipliers):
             assert steps[0][1].level > hi and len(steps) > 1
             assert steps[-1][1].level == pytest.approx(hi, rel=1e-6)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate, Verdict
-from .problem import Problem
+from .question import Question
 from .rounding import (
     SLOP,
     SMALLEST,
@@ -50,12 +50,12 @@ class Proof(NamedTuple):
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # what is not finite proves nothing
-def prove(problem: Problem, active: ndarray, certificate: Certificate, target: float = math.inf) -> Proof:
+def prove(question: Question, active: ndarray, certificate: Certificate, target: float = math.inf) -> Proof:
     """What this certificate proves for the set of ``active`` labels (sorted, distinct).
 
     ``target``: the radius that matters; effort to bound it from below more closely than that is saved.
     """
-    lo, hi, argmaxable, reason = trivial_bounds(problem, active)
+    lo, hi, argmaxable, reason = trivial_bounds(question, active)
     if argmaxable is False:
         return Proof(lo, hi, argmaxable)
     malformed = _malformed(certificate)
@@ -63,40 +63,40 @@ def prove(problem: Problem, active: ndarray, certificate: Certificate, target: f
         return Proof(lo, hi, None, malformed)
     kind = certificate.kind
     if certificate.witness is not None:
-        low, signs_hold, reason = prove_witness(problem, active, certificate.witness, target)
+        low, signs_hold, reason = prove_witness(question, active, certificate.witness, target)
         lo = max(lo, low)
         if signs_hold:
             argmaxable = True
     elif kind == "witness":
         reason = "it holds no witness"
     if kind == "roots":
-        low, reason = _roots(problem, active, certificate.roots)
+        low, reason = _roots(question, active, certificate.roots)
         if not reason:
             lo, argmaxable = max(lo, low), True
     elif kind == "alternation":
-        reason = _alternation(problem, active, certificate.support)
+        reason = _alternation(question, active, certificate.support)
         if not reason:
             return Proof(lo, 0.0, False)
     if certificate.multipliers is not None and kind != "alternation":
         support, multipliers = certificate.support, certificate.multipliers
         if multipliers.dtype != object:
             multipliers = multipliers.astype(np.float64)
-        bad = _bad_multipliers(problem, support, multipliers)
+        bad = _bad_multipliers(question, support, multipliers)
         if bad:
             reason = bad
         else:
             assert support is not None
             if kind == "gordan":
-                reason = _gordan(problem, active, support, multipliers)
+                reason = _gordan(question, active, support, multipliers)
                 if not reason:
                     argmaxable, hi = False, 0.0
-            if argmaxable is not False or problem.bias is not None:  # without a bias no bound is below 0
-                hi = min(hi, _dual_bound(problem, active, support, multipliers))
+            if argmaxable is not False or question.bias is not None:  # without a bias no bound is below 0
+                hi = min(hi, _dual_bound(question, active, support, multipliers))
     elif kind in ("gordan", "dual"):
         reason = "it holds no multipliers"
     if certificate.bounds is not None:
         inner = certificate.bounds
-        extra = prove(problem, active, Certificate("none", inner.witness, inner.support, inner.multipliers), target)
+        extra = prove(question, active, Certificate("none", inner.witness, inner.support, inner.multipliers), target)
         lo, hi = max(lo, extra.lo), min(hi, extra.hi)
     if kind not in ("witness", "roots", "gordan", "alternation", "dual", "none"):
         reason = f"its kind {kind!r} is unknown"
@@ -120,57 +120,57 @@ def _malformed(certificate: Certificate) -> str:
     return ""
 
 
-def trivial_bounds(problem: Problem, active: ndarray) -> Proof:
+def trivial_bounds(question: Question, active: ndarray) -> Proof:
     """What holds without any certificate: ``x = 0`` is in the box, one label bounds the ball, and zero rows decide."""
-    if problem.constant_answer(active).size:
-        return Proof(-math.inf if problem.bias is not None else 0.0, 0.0, False)
-    lo = 0.0 if problem.bias is None else -math.inf
-    return Proof(lo, problem.trivial_radius, None)
+    if question.constant_answer(active).size:
+        return Proof(-math.inf if question.bias is not None else 0.0, 0.0, False)
+    lo = 0.0 if question.bias is None else -math.inf
+    return Proof(lo, question.trivial_radius, None)
 
 
 # The DFT's own proofs
 
 
-def _changes(problem: Problem, active: ndarray) -> ndarray:
+def _changes(question: Question, active: ndarray) -> ndarray:
     """The labels g whose sign differs from that of g-1 (modulo n), sorted."""
-    y = np.zeros(problem.n, dtype=bool)
+    y = np.zeros(question.n, dtype=bool)
     y[active] = True
     return np.flatnonzero(y != np.roll(y, 1))
 
 
-def _roots(problem: Problem, active: ndarray, roots: ndarray | None) -> tuple[float, str]:
+def _roots(question: Question, active: ndarray, roots: ndarray | None) -> tuple[float, str]:
     """A radius for ``p(t) = ±Π sin((t-τ_m)/2)``, τ_m midway between the labels g_m - 1 and g_m; "" when it is proved.
 
     2r ≤ 2k roots make a trigonometric polynomial of degree r ≤ k, so the DFT columns span it, and between two
     neighbouring roots it keeps its sign: nothing is left to rounding.
     """
-    if problem.k < 0:
+    if question.k < 0:
         return -math.inf, "roots prove nothing without a DFT part"
-    if roots is None or not np.array_equal(roots, _changes(problem, active)):
+    if roots is None or not np.array_equal(roots, _changes(question, active)):
         return -math.inf, "its roots are not the sign changes of the set"
-    if len(roots) > 2 * problem.k:
-        return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {problem.k}"
-    if problem.bias is not None:
+    if len(roots) > 2 * question.k:
+        return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {question.k}"
+    if question.bias is not None:
         return -math.inf, ""  # scaled up far enough it outgrows every bias, but perhaps not within the box
     # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave,
     # so the labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
-    labels = np.unique(np.concatenate([roots, roots - 1]) % problem.n)
+    labels = np.unique(np.concatenate([roots, roots - 1]) % question.n)
     half_steps = np.abs(2 * (labels[:, None] - roots[None, :]) + 1)
-    half_steps = np.minimum(half_steps, 2 * problem.n - half_steps)
-    log_value = np.log(np.sin((math.pi / 2) * half_steps / problem.n)).sum(axis=1)
-    log_radius = float(np.min(log_value, initial=0.0)) - math.log(float(problem.norms[1].max()))
-    log_radius += math.log(problem.box) - 0.5 * math.log(2.0 * problem.n)
+    half_steps = np.minimum(half_steps, 2 * question.n - half_steps)
+    log_value = np.log(np.sin((math.pi / 2) * half_steps / question.n)).sum(axis=1)
+    log_radius = float(np.min(log_value, initial=0.0)) - math.log(float(question.norms[1].max()))
+    log_radius += math.log(question.box) - 0.5 * math.log(2.0 * question.n)
     log_radius -= 1e-9 * (1.0 + float(np.max(np.abs(log_value), initial=0.0)))
     return (math.exp(log_radius) if log_radius > -700 else 0.0), ""
 
 
-def _alternation(problem: Problem, active: ndarray, support: ndarray | None) -> str:
+def _alternation(question: Question, active: ndarray, support: ndarray | None) -> str:
     """2k+2 labels of alternating sign need 2k+2 roots on the circle; a polynomial of degree k has at most 2k."""
-    if not problem.is_pure_dft:
+    if not question.is_pure_dft:
         return "alternations decide only a DFT without slack and without bias"
-    if support is None or len(support) < 2 * problem.k + 2:
-        return f"it does not name the {2 * problem.k + 2} labels that are needed"
-    if support.min() < 0 or support.max() >= problem.n:
+    if support is None or len(support) < 2 * question.k + 2:
+        return f"it does not name the {2 * question.k + 2} labels that are needed"
+    if support.min() < 0 or support.max() >= question.n:
         return "it names labels that do not exist"
     signs = np.isin(support, active)
     if np.any(np.diff(support) <= 0) or np.any(signs[1:] == signs[:-1]):
@@ -181,12 +181,12 @@ def _alternation(problem: Problem, active: ndarray, support: ndarray | None) -> 
 # Multipliers
 
 
-def _bad_multipliers(problem: Problem, support: ndarray | None, multipliers: ndarray) -> str:
+def _bad_multipliers(question: Question, support: ndarray | None, multipliers: ndarray) -> str:
     if support is None or support.shape != multipliers.shape:
         return "support and multipliers must be two vectors of one length"
     if support.size == 0:
         return "its support is empty"
-    if support.min() < 0 or support.max() >= problem.n:
+    if support.min() < 0 or support.max() >= question.n:
         return "its support names labels that do not exist"
     if np.unique(support).size != support.size:
         return "its support names a label twice"
@@ -198,27 +198,27 @@ def _bad_multipliers(problem: Problem, support: ndarray | None, multipliers: nda
     return ""
 
 
-def _signed_rows(problem: Problem, active: ndarray, support: ndarray) -> tuple[ndarray, ndarray | None]:
+def _signed_rows(question: Question, active: ndarray, support: ndarray) -> tuple[ndarray, ndarray | None]:
     sign = np.where(np.isin(support, active), 1.0, -1.0)
-    bias = None if problem.bias is None else sign * problem.bias[support]
-    return sign[:, None] * problem.rows(support), bias
+    bias = None if question.bias is None else sign * question.bias[support]
+    return sign[:, None] * question.rows(support), bias
 
 
-def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> str:
+def _gordan(question: Question, active: ndarray, support: ndarray, multipliers: ndarray) -> str:
     """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan); "" when it is proved.
 
     Let ``b_i = λ_i y_i (w_i, c_i)``, with one more row (0, μ) when there is a bias (``μ ≥ 0`` takes up the slack of the
     inequality). Changing λ_i to λ_i(1+δ_i) with ``|δ_i| < 1`` keeps it positive, and ``Bᵀδ = -Bᵀ1`` has a solution with
     ``‖δ‖ ≤ ‖Bᵀ1‖/σ_min(B)``. So ``‖Bᵀ1‖ < σ_min(B)`` proves it, with both sides bounded rigorously.
     """
-    rows, bias = _signed_rows(problem, active, support)
+    rows, bias = _signed_rows(question, active, support)
     if multipliers.dtype == object:
-        return _exact_gordan(problem, rows, bias, multipliers)
+        return _exact_gordan(question, rows, bias, multipliers)
     # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded unless it underflows.
     if bias is not None:
         rows = np.concatenate([rows, bias[:, None]], axis=1)
     entries = np.count_nonzero(rows)
-    exponent = np.frexp(np.max(np.abs(rows[:, : problem.d]), axis=1, initial=0.0))[1]
+    exponent = np.frexp(np.max(np.abs(rows[:, : question.d]), axis=1, initial=0.0))[1]
     rows, multipliers = np.ldexp(rows, -exponent[:, None]), np.ldexp(multipliers, exponent)
     multipliers = np.ldexp(multipliers, -np.frexp(multipliers.max())[1])
     if np.count_nonzero(rows) != entries or not np.all(multipliers > 0):
@@ -226,13 +226,13 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
     total, error = weighted_row_sum(rows, multipliers)
     if not np.all(np.isfinite(error)):
         return "numbers too large or too small for exact sums"
-    if problem.k < 0 and _sums_to_zero(rows, multipliers, total, bias is not None):
+    if question.k < 0 and _sums_to_zero(rows, multipliers, total, bias is not None):
         return ""
     residual = np.abs(total) + error
     blur = np.zeros(len(rows))  # of every DFT entry of a row of B
-    if problem.k >= 0:
-        blur = np.ldexp(multipliers, -exponent) * problem.entry_error
-    residual[: problem.dft_columns] += float(blur.sum()) * SLOP
+    if question.k >= 0:
+        blur = np.ldexp(multipliers, -exponent) * question.entry_error
+    residual[: question.dft_columns] += float(blur.sum()) * SLOP
     scaled = rows * multipliers[:, None]
     if bias is not None:
         slack = max(0.0, -float(total[-1]))
@@ -244,7 +244,7 @@ def _gordan(problem: Problem, active: ndarray, support: ndarray, multipliers: nd
     frobenius = norm_upper(scaled.ravel())
     if float(np.max(residual)) > CANCELLED * frobenius:
         return "the weighted rows do not cancel"
-    rounding = 2 * U * frobenius + norm_upper(blur) * math.sqrt(max(1, problem.dft_columns)) * SLOP
+    rounding = 2 * U * frobenius + norm_upper(blur) * math.sqrt(max(1, question.dft_columns)) * SLOP
     if smallest_singular_value_exceeds(scaled, norm_upper(residual), rounding):
         return ""
     return "the multipliers do not prove an exact dependency: the residual is too large for the smallest singular value"
@@ -259,8 +259,8 @@ def _sums_to_zero(rows: ndarray, multipliers: ndarray, total: ndarray, has_bias:
     return sums is not None and not np.any(sums[:d]) and not (has_bias and sums[d] > 0)
 
 
-def _exact_gordan(problem: Problem, rows: ndarray, bias: ndarray | None, multipliers: ndarray) -> str:
-    if problem.k >= 0:
+def _exact_gordan(question: Question, rows: ndarray, bias: ndarray | None, multipliers: ndarray) -> str:
+    if question.k >= 0:
         return "exact multipliers mean nothing for the irrational DFT"
     for j in range(rows.shape[1]):
         if sum((Fraction(float(v)) * m for v, m in zip(rows[:, j], multipliers, strict=True)), Fraction(0)):
@@ -271,7 +271,7 @@ def _exact_gordan(problem: Problem, rows: ndarray, bias: ndarray | None, multipl
     return ""
 
 
-def _dual_bound(problem: Problem, active: ndarray, support: ndarray, multipliers: ndarray) -> float:
+def _dual_bound(question: Question, active: ndarray, support: ndarray, multipliers: ndarray) -> float:
     """``(R·‖Σ λ_i y_i w_i‖₁ + Σ λ_i y_i c_i) / Σ λ_i‖w_i‖``, rounded up: no ball in the box has a larger radius."""
     # Any positive multipliers will do, so what two floats cannot hold is dropped.
     if multipliers.dtype == object:
@@ -282,25 +282,25 @@ def _dual_bound(problem: Problem, active: ndarray, support: ndarray, multipliers
         low = np.zeros(0)
     keep = high > 0
     support, high, low = support[keep], high[keep], low[keep] if low.size else low
-    rows, bias = _signed_rows(problem, active, support)
+    rows, bias = _signed_rows(question, active, support)
     weights = [high, low] if low.size else [high]
     total, error = weighted_row_sum(np.concatenate([rows] * len(weights)), np.concatenate(weights))
-    blur = float(high.sum()) * problem.entry_error * SLOP * SLOP
+    blur = float(high.sum()) * question.entry_error * SLOP * SLOP
     spread = float((np.abs(total) + error).sum())
-    if blur * problem.dft_columns > 1e-8 * spread:  # the rounding of the DFT matters here: use what it left out
+    if blur * question.dft_columns > 1e-8 * spread:  # the rounding of the DFT matters here: use what it left out
         missing = np.zeros(rows.shape)
-        missing[:, : problem.dft_columns] = problem.low(support)
+        missing[:, : question.dft_columns] = question.low(support)
         missing[~np.isin(support, active)] *= -1.0
         stacked = np.concatenate([rows] * len(weights) + [missing] * len(weights))
         total, error = weighted_row_sum(stacked, np.concatenate(weights * 2))
-        blur = float(high.sum()) * problem.low_error * SLOP * SLOP
+        blur = float(high.sum()) * question.low_error * SLOP * SLOP
         spread = float((np.abs(total) + error).sum())
-    bound = problem.box * (spread + blur * problem.dft_columns) * SLOP
+    bound = question.box * (spread + blur * question.dft_columns) * SLOP
     if bias is not None:
         value, slack = weighted_row_sum(np.concatenate([bias] * len(weights))[:, None], np.concatenate(weights))
         bound += float(value[0]) + float(slack[0])
     # A positive bound is divided by the least possible weight, a negative one by the greatest.
-    weight = float(high @ problem.norms[0 if bound >= 0 else 1][support])
+    weight = float(high @ question.norms[0 if bound >= 0 else 1][support])
     weight = weight / (SLOP * SLOP) if bound >= 0 else weight * SLOP * SLOP
     if not 0 < weight < math.inf or not math.isfinite(bound):
         return math.inf

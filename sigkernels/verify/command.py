@@ -89,11 +89,11 @@ def _verify(args: argparse.Namespace) -> int:
     counts = report.counts()
     if args.json:
         out = {
-            "labels": report.problem.n,
-            "features": report.problem.d,
+            "labels": report.question.n,
+            "features": report.question.d,
             "sets": len(report),
-            "tol": report.problem.tol,
-            "box": report.problem.box,
+            "tol": report.question.tol,
+            "box": report.question.box,
             "counts": counts,
             "verdicts": [str(v) for v in report.verdicts],
             "radius_lo": [_finite(v) for v in report.radius_lo],

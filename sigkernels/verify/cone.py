@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import Array, mT, to_numpy
-from .problem import Problem, Sets
+from .question import ActiveSets, Question
 
 
 class Found(NamedTuple):
@@ -24,24 +24,24 @@ class Found(NamedTuple):
 
 
 class Cone:
-    """Unit rows ``[N, D]`` of a problem (N = n, D = d; one more of each with a bias) in the namespace ``xp``.
+    """Unit rows ``[N, D]`` of a question (N = n, D = d; one more of each with a bias) in the namespace ``xp``.
 
     ``single``: in float32, to look for witnesses faster. They are proved in float64 like all others; that there is none
     cannot be seen in float32, so no multipliers are handed over.
     """
 
-    def __init__(self, problem: Problem, xp: Any = np, single: bool = False):
-        self.problem, self.xp, self.single = problem, xp, single
+    def __init__(self, question: Question, xp: Any = np, single: bool = False):
+        self.question, self.xp, self.single = question, xp, single
         self.dtype = xp.float32 if single else xp.float64
-        rows = problem.matrix
-        if problem.bias is not None:
+        rows = question.matrix
+        if question.bias is not None:
             # The bias column gets the scale of the rows, so that t is not a direction of its own kind.
-            typical = float(np.median(problem.norms[1][problem.norms[1] > 0], keepdims=False)) if rows.any() else 1.0
-            largest = float(np.max(np.abs(problem.bias), initial=0.0))
+            typical = float(np.median(question.norms[1][question.norms[1] > 0], keepdims=False)) if rows.any() else 1.0
+            largest = float(np.max(np.abs(question.bias), initial=0.0))
             self.bias_scale = typical / largest if largest > 0 else 1.0
-            last = np.zeros((1, problem.d + 1))
+            last = np.zeros((1, question.d + 1))
             last[0, -1] = 1.0
-            rows = np.concatenate([np.column_stack([rows, problem.bias * self.bias_scale]), last])
+            rows = np.concatenate([np.column_stack([rows, question.bias * self.bias_scale]), last])
         largest_entry = np.max(np.abs(rows), axis=1, initial=0.0)
         scaled = rows / largest_entry[:, None]
         length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
@@ -51,10 +51,10 @@ class Cone:
         self.gram = xp.matmul(mT(self.rows), self.rows)
         self.total = xp.sum(self.rows, axis=0)
 
-    def actives(self, sets: Sets, which: np.ndarray) -> list[np.ndarray]:
+    def actives(self, sets: ActiveSets, which: np.ndarray) -> list[np.ndarray]:
         """The active rows of each of these sets."""
         lists = [sets[int(i)] for i in which]
-        if self.problem.bias is None:
+        if self.question.bias is None:
             return lists
         return [np.append(a, self.size - 1) for a in lists]
 
@@ -68,10 +68,10 @@ class Cone:
     def inputs(self, x: Array) -> np.ndarray:
         """Points of the cone [p, D] as inputs of the classifier [p, d]: scaled to the box, or divided by t."""
         points = to_numpy(x).astype(np.float64)
-        if self.problem.bias is None:
+        if self.question.bias is None:
             largest = np.max(np.abs(points), axis=1, keepdims=True, initial=0.0)
-            factor = self.problem.box / np.where(largest > 0, largest, 1.0)
-            return np.clip(points * factor, -self.problem.box, self.problem.box)
+            factor = self.question.box / np.where(largest > 0, largest, 1.0)
+            return np.clip(points * factor, -self.question.box, self.question.box)
         t = points[:, -1:] * self.bias_scale
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             out = points[:, :-1] / t
@@ -79,6 +79,6 @@ class Cone:
 
     def dependency(self, rows: np.ndarray, hinge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Multipliers of unit rows as (support, λ) for the rows of W."""
-        keep = (hinge > 0) & (rows < self.problem.n)
+        keep = (hinge > 0) & (rows < self.question.n)
         support, inverse = np.unique(rows[keep], return_index=True)
         return support, (hinge[keep] / self.norms[rows[keep]])[inverse]

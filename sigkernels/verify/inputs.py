@@ -12,7 +12,7 @@ from ..checks import number
 from ..dft import check_dft
 from ..heads import DFTHead, Head
 from ..labels import LabelSets
-from .problem import Problem, Sets
+from .question import Question
 
 
 def as_numpy(name: str, value: Any) -> ndarray:
@@ -42,8 +42,8 @@ def as_numpy(name: str, value: Any) -> ndarray:
     return value
 
 
-def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Problem, list[str]]:
-    """The problem that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
+def as_question(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Question, list[str]]:
+    """The question that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
     notes = []
     k = -1
     if isinstance(classifier, DFTHead):
@@ -68,14 +68,14 @@ def as_problem(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Prob
             f"the verdicts are about the output layer: its projection from {projection.in_features} to "
             f"{projection.out_features} features cannot reach every x"
         )
-    problem = checked_problem(weight, bias, k, tol, box)
+    question = checked_question(weight, bias, k, tol, box)
     if weight.dtype == np.float32 and k < 0:
         notes.append("the float32 weights are taken as the exact numbers they store")
-    return problem, notes
+    return question, notes
 
 
-def checked_problem(weight: Any, bias: Any, k: int, tol: float, box: float) -> Problem:
-    """The problem of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
+def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float) -> Question:
+    """The question of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
     tol, box = number("tol", tol), number("box", box)
     if tol < 0:
         raise ValueError(f"tol must be at least 0, got {tol}")
@@ -94,32 +94,26 @@ def checked_problem(weight: Any, bias: Any, k: int, tol: float, box: float) -> P
             raise ValueError(f"bias must have shape ({weight.shape[0]},) like the labels of W, got {bias.shape}")
         if not np.any(bias):
             bias = None
-    return Problem(weight, bias, k, tol, box)
+    return Question(weight, bias, k, tol, box)
 
 
-def as_sets(label_sets: Any, num_labels: int) -> Sets:
-    """LabelSets, a list of lists, a dense 0/1 matrix or a sparse matrix as CSR arrays."""
-    if isinstance(label_sets, Sets):
+def as_label_sets(label_sets: Any, num_labels: int) -> LabelSets:
+    """LabelSets, a list of lists, a dense 0/1 matrix or a sparse matrix as LabelSets on the CPU."""
+    if isinstance(label_sets, LabelSets):
         sets = label_sets
+    elif (isinstance(label_sets, torch.Tensor) and label_sets.layout == torch.sparse_csr) or hasattr(
+        label_sets, "tocsr"
+    ):
+        sets = LabelSets.from_csr(label_sets)
+    elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.ndim == 2:
+        sets = LabelSets.from_dense(label_sets)
+    elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.dtype != object:
+        raise ValueError(
+            f"label_sets must be a matrix [sets, labels] of 0 and 1, got shape {tuple(label_sets.shape)}; "
+            "wrap one set as [[…]]"
+        )
     else:
-        if isinstance(label_sets, LabelSets):
-            given = label_sets
-        elif (isinstance(label_sets, torch.Tensor) and label_sets.layout == torch.sparse_csr) or hasattr(
-            label_sets, "tocsr"
-        ):
-            given = LabelSets.from_csr(label_sets)
-        elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.ndim == 2:
-            if isinstance(label_sets, np.ndarray):
-                label_sets = torch.from_numpy(np.ascontiguousarray(label_sets))
-            given = LabelSets.from_dense(label_sets)
-        elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.dtype != object:
-            raise ValueError(
-                f"label_sets must be a matrix [sets, labels] of 0 and 1, got shape {tuple(label_sets.shape)}; "
-                "wrap one set as [[…]]"
-            )
-        else:
-            given = LabelSets.from_lists(label_sets, num_labels)
-        sets = Sets(given.indices.cpu().numpy(), given.offsets.cpu().numpy(), given.num_labels)
+        sets = LabelSets.from_lists(label_sets, num_labels)
     if sets.num_labels != num_labels:
         raise ValueError(f"label_sets are over {sets.num_labels} labels, but the classifier has {num_labels}")
-    return sets
+    return sets.to("cpu")

@@ -12,7 +12,7 @@ from numpy import ndarray
 from .certificate import Certificate, Verdict
 from .check import prove, trivial_bounds
 from .cone import Found
-from .problem import Problem, Sets
+from .question import ActiveSets, Question
 from .witness_check import prove_witnesses
 
 CLOSED = 1e-6  # an interval this narrow, relative to its radius, is closed
@@ -30,9 +30,9 @@ def _up(bound: float) -> float:
 class Ledger:
     """Bounds and certificates of m sets. Only what the checker proves enters."""
 
-    def __init__(self, problem: Problem, sets: Sets, on_settled: Callable[[int], None]):
-        self.problem, self.sets = problem, sets
-        self.target = problem.tol  # the radius that matters: bounds are not made closer than that
+    def __init__(self, question: Question, sets: ActiveSets, on_settled: Callable[[int], None]):
+        self.question, self.sets = question, sets
+        self.target = question.tol  # the radius that matters: bounds are not made closer than that
         self.on_settled = on_settled
         m = len(sets)
         self.lo = np.full(m, -math.inf)
@@ -45,20 +45,20 @@ class Ledger:
         self.stage = np.full(m, "", dtype=object)
         self.current = "constant"
         for i in range(m):
-            bounds = trivial_bounds(problem, sets[i])
+            bounds = trivial_bounds(question, sets[i])
             self.lo[i], self.hi[i] = _down(bounds.lo), _up(bounds.hi)
             if bounds.argmaxable is False:
-                row = problem.constant_answer(sets[i])[:1]
+                row = question.constant_answer(sets[i])[:1]
                 self.offer(i, Certificate("gordan", support=row, multipliers=np.ones(1)))
 
     def settled(self) -> ndarray:
         """The sets about which nothing more can be asked [m]."""
-        tol = self.problem.tol
+        tol = self.question.tol
         return self.no | (self.yes & ((self.lo >= tol) | (self.hi < tol)))
 
     def is_settled(self, i: int) -> bool:
         """Whether nothing more can be asked about set i."""
-        tol = self.problem.tol
+        tol = self.question.tol
         return bool(self.no[i] or (self.yes[i] and (self.lo[i] >= tol or self.hi[i] < tol)))
 
     def is_closed(self, i: int) -> bool:
@@ -80,14 +80,14 @@ class Ledger:
 
     def offer(self, i: int, certificate: Certificate) -> bool:
         """Prove a certificate for set i and keep what it adds; whether it proves yes or no."""
-        proof = prove(self.problem, self.sets[i], certificate, self.target)
+        proof = prove(self.question, self.sets[i], certificate, self.target)
         self._keep(i, certificate, _down(proof.lo), _up(proof.hi), proof.argmaxable)
         return proof.argmaxable is not None
 
     def offer_found(self, found: Found) -> None:
         """Prove what a solver found: witnesses in one batch, multipliers one by one."""
         if len(found.witness_of):
-            lo, holds = prove_witnesses(self.problem, self.sets, found.witness_of, found.witness, self.target)
+            lo, holds = prove_witnesses(self.question, self.sets, found.witness_of, found.witness, self.target)
             for row in np.flatnonzero(holds):
                 certificate = Certificate("witness", witness=found.witness[row].copy())
                 self._keep(int(found.witness_of[row]), certificate, _down(float(lo[row])), math.inf, True)
@@ -106,7 +106,7 @@ class Ledger:
         if argmaxable is not None and self.proof[i] is certificate:
             self.yes[i], self.no[i] = argmaxable, not argmaxable
             self.stage[i] = self.current
-            if self.no[i] or self.lo[i] >= self.problem.tol:
+            if self.no[i] or self.lo[i] >= self.question.tol:
                 self.on_settled(1)
 
     def point(self, i: int) -> ndarray | None:
@@ -134,5 +134,5 @@ class Ledger:
         if self.no[i]:
             return Verdict.UNARGMAXABLE
         if self.yes[i]:
-            return Verdict.ARGMAXABLE if self.lo[i] >= self.problem.tol else Verdict.THIN
-        return Verdict.NOT_EPS if self.hi[i] < self.problem.tol else Verdict.UNDECIDED
+            return Verdict.ARGMAXABLE if self.lo[i] >= self.question.tol else Verdict.THIN
+        return Verdict.NOT_EPS if self.hi[i] < self.question.tol else Verdict.UNDECIDED

@@ -4,7 +4,7 @@
 finitely many steps: either at f = 0, where x is a witness, or at a minimum f > 0, where ``λ = (1 - Ax)₊`` is Gordan's
 vector: ``Aᵀλ = -∇f = 0``. One run answers both ways.
 
-A label set of a sparse problem is decided by few of the n rows: Newton works on a set of rows (the active labels and
+A label set of few labels is decided by few of the n rows: Newton works on a set of rows (the active labels and
 the rows with the smallest margins), all rows are priced with one matrix product, and the worst are added.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from .arrays import Array, concat, keep, matvec, mT, smallest, solve_definite, to_numpy
 from .cone import Cone, Found
-from .problem import Sets
+from .question import ActiveSets
 
 MAX_STEPS = 200  # of one run; most take 3 to 10
 MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in closed form
@@ -190,7 +190,7 @@ def weighted_ridge(cone: Cone, actives: list[np.ndarray], emphasis: float = 0.3)
     return solve_definite(xp, h + (1e-6 * cone.size / cone.width) * eye, g)
 
 
-def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Iterator[Found]:
+def motzkin(cone: Cone, sets: ActiveSets, which: np.ndarray, steps: int = 30) -> Iterator[Found]:
     """Weighted ridge, then projections onto the most violated row: finds witnesses of wide regions and nothing else."""
     xp = cone.xp
     for part in _chunks(cone, sets, which, min(32, 4_000_000 // cone.size)):
@@ -221,7 +221,7 @@ def motzkin(cone: Cone, sets: Sets, which: np.ndarray, steps: int = 30) -> Itera
             x = x + (sign * (aim - low))[:, None] * rows
 
 
-def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
+def newton_on_all_rows(cone: Cone, sets: ActiveSets, which: np.ndarray) -> Iterator[Found]:
     """The same on all rows, for matrices whose neighbouring rows are nearly equal (a DFT).
 
     There a few working rows say nothing about their neighbours.
@@ -236,7 +236,7 @@ def newton_on_all_rows(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Fo
         yield _collect(cone, np.array([i]), xp.arange(cone.size)[None, :], hinge, yes, ~yes)
 
 
-def newton(cone: Cone, sets: Sets, which: np.ndarray) -> Iterator[Found]:
+def newton(cone: Cone, sets: ActiveSets, which: np.ndarray) -> Iterator[Found]:
     """Decide the sets ``which`` by semismooth Newton on growing sets of rows."""
     xp, width = cone.xp, cone.width
     for part in _chunks(cone, sets, which, LANES):
@@ -286,7 +286,7 @@ def _first_choice(cone: Cone, y: Array, margins: Array, m: int) -> Array:
 
 def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.ndarray, no: np.ndarray) -> Found:
     at = np.flatnonzero(yes)
-    x = cone.inputs(cone.xp.take(hinge.x, cone.xp.asarray(at), axis=0)) if at.size else np.zeros((0, cone.problem.d))
+    x = cone.inputs(cone.xp.take(hinge.x, cone.xp.asarray(at), axis=0)) if at.size else np.zeros((0, cone.question.d))
     losers = np.flatnonzero(no) if not cone.single else np.zeros(0, dtype=np.int64)
     dependencies = []
     if losers.size:
@@ -295,14 +295,16 @@ def _collect(cone: Cone, part: np.ndarray, work: Array, hinge: Hinge, yes: np.nd
     return Found(part[at], x, part[losers].tolist(), dependencies)
 
 
-def _chunks(cone: Cone, sets: Sets, which: np.ndarray, lanes: int) -> Iterator[np.ndarray]:
+def _chunks(cone: Cone, sets: ActiveSets, which: np.ndarray, lanes: int) -> Iterator[np.ndarray]:
     """Parts of ``which``, sets of similar size together, so that their rows [B, longest, D] fit into ``LARGEST``."""
-    ordered = which[np.argsort(sets.sizes[which], kind="stable")]
+    sizes = np.array([len(sets[int(i)]) for i in which])
+    order = np.argsort(sizes, kind="stable")
+    ordered, sizes = which[order], sizes[order]
     start = 0
     while start < len(ordered):
         size = max(1, min(lanes, LARGEST // cone.width**2, LARGEST // cone.size))
         while size > 1:
-            longest = int(sets.sizes[ordered[start : start + size]][-1])
+            longest = int(sizes[start : start + size][-1])
             if size * (longest + 1) * cone.width <= LARGEST:
                 break
             size //= 2

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import lp, tasks
+from . import lp, solver_stages
 from .arrays import namespace
 from .cone import Cone, Found
-from .inputs import as_problem, as_sets
+from .inputs import as_label_sets, as_question
 from .ledger import Ledger
 from .newton import motzkin, newton, newton_on_all_rows
-from .problem import Problem
+from .progress import Progress
+from .question import Question, active_labels, distinct_sets
 from .report import Report, StageReport
 from .threads import one_blas_thread
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
@@ -68,20 +69,20 @@ def verify(
     if not isinstance(device, str):
         device = str(device)
     xp = namespace(device)
-    problem, notes = as_problem(head_or_matrix, bias, tol, box)
-    if not problem.is_dense:
+    question, notes = as_question(head_or_matrix, bias, tol, box)
+    if not question.is_dense:
         notes.append(
-            f"W would have {problem.n * problem.d:,} entries and is not formed: only closed forms were tried, "
+            f"W would have {question.n * question.d:,} entries and is not formed: only closed forms were tried, "
             "so THIN sets may have a larger radius"
         )
-    given = as_sets(label_sets, problem.n)
-    sets, inverse = given.distinct()
+    given = as_label_sets(label_sets, question.n)
+    sets, inverse = distinct_sets(active_labels(given))
 
-    with one_blas_thread(), tasks.Progress(progress, len(sets)) as bar:
+    with one_blas_thread(), Progress(progress, len(sets)) as bar:
         began = time.perf_counter()
-        ledger = Ledger(problem, sets, bar.add)
+        ledger = Ledger(question, sets, bar.add)
         stages = [StageReport("constant", len(sets), int(ledger.settled().sum()), time.perf_counter() - began)]
-        for stage in _stages(problem, xp, device.split(":")[0] in SINGLE_FIRST, executor):
+        for stage in _stages(question, xp, device.split(":")[0] in SINGLE_FIRST, executor):
             which = ledger.open()
             if not len(which):
                 break
@@ -90,15 +91,15 @@ def verify(
             stage.run(ledger, which)
             decided = len(which) - len(ledger.open())
             stages.append(StageReport(stage.name, len(which), decided, time.perf_counter() - began))
-        if radius and problem.is_dense:
+        if radius and question.is_dense:
             stages += _close_radii(ledger, xp, executor)
-    return Report.from_ledger(problem, given, inverse, ledger, stages, notes)
+    return Report.from_ledger(question, given, inverse, ledger, stages, notes)
 
 
 def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:
     """Make the two bounds of every radius meet: an interior-point method for many sets at once, HiGHS for the rest."""
     ledger.target = math.inf
-    wanted = ledger.yes if ledger.problem.bias is None else np.ones(len(ledger.sets), dtype=bool)
+    wanted = ledger.yes if ledger.question.bias is None else np.ones(len(ledger.sets), dtype=bool)
 
     def stage(name: str, run: Callable[[np.ndarray], None]) -> StageReport:
         which = np.flatnonzero(wanted & ~ledger.closed())
@@ -107,19 +108,19 @@ def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable
         run(which)
         return StageReport(name, len(which), int(ledger.closed()[which].sum()), time.perf_counter() - began)
 
-    yield stage("radius", lambda which: tasks.interior_points(ledger, which, xp))
+    yield stage("radius", lambda which: solver_stages.interior_points(ledger, which, xp))
     if np.any(wanted & ~ledger.closed()):
-        yield stage("radius lp", lambda which: tasks.linear_programs(ledger, which, executor))
+        yield stage("radius lp", lambda which: solver_stages.linear_programs(ledger, which, executor))
 
 
-def _stages(problem: Problem, xp: Any, single: bool, executor: Executor | None) -> Iterable[_Stage]:
-    """The stages for this problem, in order; the unit rows are made only if a stage needs them."""
+def _stages(question: Question, xp: Any, single: bool, executor: Executor | None) -> Iterable[_Stage]:
+    """The stages for this question, in order; the unit rows are made only if a stage needs them."""
     cones: dict[bool, Cone] = {}
 
     def unit_rows(single: bool) -> Cone:
         if single not in cones:
             cones.clear()
-            cones[single] = Cone(problem, xp, single)
+            cones[single] = Cone(question, xp, single)
         return cones[single]
 
     def screen(find: Callable[..., Iterable[Found]], single: bool = False) -> Callable[[Ledger, np.ndarray], None]:
@@ -131,43 +132,45 @@ def _stages(problem: Problem, xp: Any, single: bool, executor: Executor | None) 
 
         return run
 
-    if problem.k >= 0:
+    if question.k >= 0:
         yield _Stage("closed form", _closed_form)
-    if not problem.is_dense:
+    if not question.is_dense:
         return
-    if problem.k < 0 and problem.d >= MOTZKIN_WIDTH:
+    if question.k < 0 and question.d >= MOTZKIN_WIDTH:
         yield _Stage("motzkin", screen(motzkin, single))
-    search = newton if problem.k < 0 else newton_on_all_rows
+    search = newton if question.k < 0 else newton_on_all_rows
     if single:
         yield _Stage("newton float32", screen(search, single=True))
     yield _Stage("newton", screen(search))
-    yield _Stage("lp", lambda ledger, which: tasks.linear_programs(ledger, _worth_a_program(ledger, which), executor))
-    if problem.k < 0:
-        yield _Stage("exact", lambda ledger, which: tasks.exact_alternatives(ledger, which, executor))
+    yield _Stage(
+        "lp", lambda ledger, which: solver_stages.linear_programs(ledger, _worth_a_program(ledger, which), executor)
+    )
+    if question.k < 0:
+        yield _Stage("exact", lambda ledger, which: solver_stages.exact_alternatives(ledger, which, executor))
 
 
 def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:
     """Thin regions of a large DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
-    large_dft = ledger.problem.k >= 0 and ledger.problem.n * ledger.problem.d > lp.SMALL
+    large_dft = ledger.question.k >= 0 and ledger.question.n * ledger.question.d > lp.SMALL
     return which[~ledger.yes[which]] if large_dft else which
 
 
 def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
     """Sets with at most k runs by trigonometric polynomials; without slack, all others by counting alternations."""
-    problem, sets = ledger.problem, ledger.sets
+    question, sets = ledger.question, ledger.sets
     few: list[int] = []
     for i in which.tolist():
-        if len(runs_of(sets[i], problem.n)) <= problem.k:
+        if len(runs_of(sets[i], question.n)) <= question.k:
             few.append(i)
-            ledger.offer(i, roots_certificate(sets[i], problem.n))
-        elif problem.is_pure_dft:
-            ledger.offer(i, alternation_certificate(sets[i], problem.n, problem.k))
-    if problem.bias is not None:
+            ledger.offer(i, roots_certificate(sets[i], question.n))
+        elif question.is_pure_dft:
+            ledger.offer(i, alternation_certificate(sets[i], question.n, question.k))
+    if question.bias is not None:
         return
     for start in range(0, len(few), 256):
         part = np.array(few[start : start + 256])
-        x = np.zeros((len(part), problem.d))
+        x = np.zeros((len(part), question.d))
         for row, i in enumerate(part):
-            x[row, : problem.dft_columns] = notch_polynomial(sets[int(i)], problem.n, problem.k)
-        x *= problem.box / np.max(np.abs(x), axis=1, keepdims=True)
-        ledger.offer_found(Found(part, np.clip(x, -problem.box, problem.box), [], []))
+            x[row, : question.dft_columns] = notch_polynomial(sets[int(i)], question.n, question.k)
+        x *= question.box / np.max(np.abs(x), axis=1, keepdims=True)
+        ledger.offer_found(Found(part, np.clip(x, -question.box, question.box), [], []))

@@ -38,12 +38,12 @@ def plot_report(report: Report, axes: Any = None) -> Any:
         exponent = np.log10(low[positive])
         bins = np.linspace(exponent.min() - 0.5, exponent.max() + 0.5, 40)
         left.hist(exponent, bins=bins, color=COLOURS[Verdict.ARGMAXABLE])
-        if report.problem.tol > 0:
-            left.axvline(np.log10(report.problem.tol), color="black", linewidth=1, linestyle=":", label="tol")
+        if report.question.tol > 0:
+            left.axvline(np.log10(report.question.tol), color="black", linewidth=1, linestyle=":", label="tol")
             left.legend()
     left.set(xlabel="log10 of the proved radius", ylabel="label sets", title="Radius of the argmaxable sets")
 
-    active = report.sets.sizes
+    active = report.sets.sizes.numpy()
     groups, start = np.unique(active, return_inverse=True)
     total = np.maximum(1, np.bincount(start, minlength=len(groups)))
     base = np.zeros(len(groups))

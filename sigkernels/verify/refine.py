@@ -18,7 +18,7 @@ import numpy as np
 from numpy import ndarray
 from scipy.linalg import lapack
 
-from .problem import Problem
+from .question import Question
 from .rounding import exact_dots, gamma, two_sum
 
 TURNS = 12
@@ -35,12 +35,12 @@ class Solution(NamedTuple):
     level: float
 
 
-def vertices(problem: Problem, active: ndarray, x: ndarray, support: ndarray) -> Iterator[tuple[ndarray, Solution]]:
+def vertices(question: Question, active: ndarray, x: ndarray, support: ndarray) -> Iterator[tuple[ndarray, Solution]]:
     """The support and the solution of the vertex near x with these tight rows, then of each one the pivots lead to."""
-    free = np.abs(x) < problem.box * (1 - 1e-9)
-    edge = np.where(free, 0.0, np.sign(x) * problem.box)
+    free = np.abs(x) < question.box * (1 - 1e-9)
+    edge = np.where(free, 0.0, np.sign(x) * question.box)
     for _ in range(PIVOTS):
-        vertex = Vertex(problem, active, edge, free, support)
+        vertex = Vertex(question, active, edge, free, support)
         solution = vertex.solve()
         if solution is None:
             return
@@ -55,13 +55,13 @@ def vertices(problem: Problem, active: ndarray, x: ndarray, support: ndarray) ->
 class Vertex:
     """The tight rows ``support`` of a set, with the coordinates of x that are not at the edge of the box."""
 
-    def __init__(self, problem: Problem, active: ndarray, edge: ndarray, free: ndarray, support: ndarray):
-        self.problem, self.support, self.edge, self.free = problem, support, edge, free
+    def __init__(self, question: Question, active: ndarray, edge: ndarray, free: ndarray, support: ndarray):
+        self.question, self.support, self.edge, self.free = question, support, edge, free
         self.sign = np.where(np.isin(support, active), 1.0, -1.0)
-        self.rows = self.sign[:, None] * _both_parts(problem, support)
-        self.norms = problem.norms[1][support]
-        self.bias = np.zeros(len(support)) if problem.bias is None else self.sign * problem.bias[support]
-        self.system = np.concatenate([self.rows[:, : problem.d][:, free], -self.norms[:, None]], axis=1)
+        self.rows = self.sign[:, None] * _both_parts(question, support)
+        self.norms = question.norms[1][support]
+        self.bias = np.zeros(len(support)) if question.bias is None else self.sign * question.bias[support]
+        self.system = np.concatenate([self.rows[:, : question.d][:, free], -self.norms[:, None]], axis=1)
 
     def _solvers(self) -> tuple[Callable[[ndarray], ndarray], Callable[[ndarray], ndarray]] | None:
         """``S v = r`` and ``Sᵀ v = r`` for the system S, if the tight rows determine the vertex."""
@@ -80,7 +80,7 @@ class Vertex:
         )
 
     def _both(self, x: ndarray) -> ndarray:
-        return np.concatenate([x, x[: self.problem.dft_columns]])
+        return np.concatenate([x, x[: self.question.dft_columns]])
 
     def solve(self) -> Solution | None:
         """The point and the multipliers; None if rounding wins, or if the point is outside the box."""
@@ -92,34 +92,34 @@ class Vertex:
         weights = self._refined(self.solve_transposed, self._dual_residual, len(self.support))
         if primal is None or weights is None:
             return None
-        high, low = self.edge.copy(), np.zeros(self.problem.d)
+        high, low = self.edge.copy(), np.zeros(self.question.d)
         high[self.free], low[self.free] = primal[0][:-1], primal[1][:-1]
         point = _sum(high, low)
-        if max(map(abs, point)) > Fraction(self.problem.box):
+        if max(map(abs, point)) > Fraction(self.question.box):
             return None
         return Solution(point, _sum(*weights), (high, low), float(primal[0][-1]))
 
     def worst_row(self, active: ndarray, solution: Solution) -> int | None:
         """The label with the smallest margin at the vertex, in units of its norm, if that is below the common one."""
-        problem, (high, low) = self.problem, solution.parts
-        norms = problem.norms[1]
-        logits = problem.logits(high[None, :])[0]
+        question, (high, low) = self.question, solution.parts
+        norms = question.norms[1]
+        logits = question.logits(high[None, :])[0]
         margins = -logits
         margins[active] = logits[active]
         error = 4 * (
-            gamma(problem.d + 3) * float(np.linalg.norm(high)) * norms + problem.entry_error * np.abs(high).sum()
+            gamma(question.d + 3) * float(np.linalg.norm(high)) * norms + question.entry_error * np.abs(high).sum()
         )
-        if problem.bias is not None:
-            error += 4 * gamma(problem.d + 3) * np.abs(problem.bias)
+        if question.bias is not None:
+            error += 4 * gamma(question.d + 3) * np.abs(question.bias)
         lower = margins - error - solution.level * norms
         lower[self.support] = np.inf
         lower[norms == 0] = np.inf
-        labels = np.argpartition(lower, min(CANDIDATES, problem.n) - 1)[:CANDIDATES]
+        labels = np.argpartition(lower, min(CANDIDATES, question.n) - 1)[:CANDIDATES]
         labels = labels[lower[labels] < 0]
         if not labels.size:
             return None
-        rows = _both_parts(problem, labels)
-        bias = None if problem.bias is None else problem.bias[labels]
+        rows = _both_parts(question, labels)
+        bias = None if question.bias is None else question.bias[labels]
         sums = exact_dots(
             np.concatenate([rows, rows], axis=1), np.concatenate([self._both(high), self._both(low)]), bias
         )
@@ -135,12 +135,12 @@ class Vertex:
         Raising the entering multiplier to t changes the others to ``λ - t μ`` with ``Sᵀμ`` the entering row, and so the
         sums at the edge of the box, whose signs say which edge: one that vanishes frees its coordinate.
         """
-        problem = self.problem
-        row = (1.0 if is_active else -1.0) * problem.rows(np.array([entering]))[0]
-        change = self.solve_transposed(np.append(row[self.free], -problem.norms[1][entering]))
+        question = self.question
+        row = (1.0 if is_active else -1.0) * question.rows(np.array([entering]))[0]
+        change = self.solve_transposed(np.append(row[self.free], -question.norms[1][entering]))
         multipliers = solution.multipliers.astype(np.float64)
         at_edge = ~self.free
-        rows = self.rows[:, : problem.d][:, at_edge]
+        rows = self.rows[:, : question.d][:, at_edge]
         value = np.concatenate([multipliers, np.abs(multipliers @ rows)])
         falls = np.concatenate([change, np.sign(multipliers @ rows) * (change @ rows - row[at_edge])])
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -172,7 +172,7 @@ class Vertex:
         return (high, low) if before <= 1e-18 * float(np.max(np.abs(high), initial=0.0)) else None
 
     def _primal_residual(self, high: ndarray, low: ndarray) -> ndarray | None:
-        x, rest = self.edge.copy(), np.zeros(self.problem.d)
+        x, rest = self.edge.copy(), np.zeros(self.question.d)
         x[self.free], rest[self.free] = high[:-1], low[:-1]
         rows = np.concatenate([self.rows, -self.norms[:, None], self.rows, -self.norms[:, None]], axis=1)
         point = np.concatenate([self._both(x), high[-1:], self._both(rest), low[-1:]])
@@ -184,8 +184,8 @@ class Vertex:
         columns = [self.rows[:, free].T, -self.norms[None, :]]
         whole = np.concatenate(columns)
         rest = np.zeros(whole.shape)
-        dft = free < self.problem.dft_columns
-        rest[: len(free)][dft] = self.rows[:, self.problem.d + free[dft]].T
+        dft = free < self.question.dft_columns
+        rest[: len(free)][dft] = self.rows[:, self.question.d + free[dft]].T
         goal = np.zeros(len(whole))
         goal[-1] = 1.0  # -Σ λ_i‖w_i‖ + 1
         sums = exact_dots(
@@ -194,9 +194,9 @@ class Vertex:
         return None if sums is None else -sums
 
 
-def _both_parts(problem: Problem, labels: ndarray) -> ndarray:
+def _both_parts(question: Question, labels: ndarray) -> ndarray:
     """Rows of W [p, d + 2k+1]: the float64 entries, and what the DFT ones lack."""
-    return np.concatenate([problem.rows(labels), problem.low(labels)], axis=1)
+    return np.concatenate([question.rows(labels), question.low(labels)], axis=1)
 
 
 def _sum(high: ndarray, low: ndarray) -> ndarray:

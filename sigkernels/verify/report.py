@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .check import prove
-from .inputs import as_problem
+from .inputs import as_question
 from .ledger import CLOSED, Ledger
-from .problem import Problem, Sets
+from .question import Question, active_labels
 from .threads import one_blas_thread
 from .witness import notch_polynomial
 
@@ -74,8 +75,8 @@ class Report:
 
     def __init__(
         self,
-        problem: Problem,
-        sets: Sets,
+        question: Question,
+        sets: LabelSets,
         verdicts: ndarray,
         radius_lo: ndarray,
         radius_hi: ndarray,
@@ -85,23 +86,29 @@ class Report:
         stages: list[StageReport],
         notes: list[str],
     ):
-        self.problem, self.sets = problem, sets
+        self.question, self.sets = question, sets
         self.verdicts, self.radius_lo, self.radius_hi = verdicts, radius_lo, radius_hi
         self._certificates, self._proof_of = certificates, proof_of
         self.stage, self.stages, self.notes = stage, stages, notes
 
     @classmethod
     def from_ledger(
-        cls, problem: Problem, sets: Sets, inverse: ndarray, ledger: Ledger, stages: list[StageReport], notes: list[str]
+        cls,
+        question: Question,
+        sets: LabelSets,
+        inverse: ndarray,
+        ledger: Ledger,
+        stages: list[StageReport],
+        notes: list[str],
     ) -> Report:
         """The report on ``sets``, whose distinct members a ledger has decided."""
         m = len(ledger.sets)
         verdicts = np.empty(m, dtype=object)
         verdicts[:] = [ledger.verdict(i) for i in range(m)]
         if any(v in (Verdict.UNDECIDED, Verdict.NOT_EPS) for v in verdicts):
-            notes = [*notes, _why_open(problem)]
+            notes = [*notes, _why_open(question)]
         return cls(
-            problem,
+            question,
             sets,
             verdicts[inverse],
             ledger.lo[inverse],
@@ -139,9 +146,9 @@ class Report:
         if self.verdicts[i] not in (Verdict.ARGMAXABLE, Verdict.THIN):
             return None
         if certificate.witness is None and certificate.roots is not None:
-            x = np.zeros(self.problem.d)
-            x[: self.problem.dft_columns] = notch_polynomial(self.sets[i], self.problem.n, self.problem.k)
-            return x * (self.problem.box / np.max(np.abs(x)))
+            x = np.zeros(self.question.d)
+            x[: self.question.dft_columns] = notch_polynomial(self.sets[i].numpy(), self.question.n, self.question.k)
+            return x * (self.question.box / np.max(np.abs(x)))
         return certificate.witness
 
     def check(self, head_or_matrix: Any = None, bias: Any = None) -> CheckResult:
@@ -149,17 +156,18 @@ class Report:
 
         ``head_or_matrix``: check against this classifier instead of the one in the report.
         """
-        problem = self.problem
+        question = self.question
         if head_or_matrix is not None:
-            problem, _ = as_problem(head_or_matrix, bias, problem.tol, problem.box)
-            if (problem.n, problem.d) != (self.problem.n, self.problem.d):
+            question, _ = as_question(head_or_matrix, bias, question.tol, question.box)
+            if (question.n, question.d) != (self.question.n, self.question.d):
                 raise ValueError(
-                    f"head_or_matrix is {problem.n} × {problem.d}, "
-                    f"the report is about {self.problem.n} × {self.problem.d}"
+                    f"head_or_matrix is {question.n} × {question.d}, "
+                    f"the report is about {self.question.n} × {self.question.d}"
                 )
         columns = (self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self.stage)
         if any(len(column) != len(self.sets) for column in columns):
             raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
+        sets = active_labels(self.sets)
         ok = np.zeros(len(self), dtype=bool)
         failures = []
         seen: dict[tuple, str] = {}
@@ -167,10 +175,10 @@ class Report:
             for i in range(len(self)):
                 at, verdict = int(self._proof_of[i]), str(self.verdicts[i])
                 lo, hi = float(self.radius_lo[i]), float(self.radius_hi[i])
-                key = (at, verdict, lo, hi, self.sets[i].tobytes())
+                key = (at, verdict, lo, hi, sets[i].tobytes())
                 if key not in seen:
                     proof = self._certificates[at] if 0 <= at < len(self._certificates) else Certificate()
-                    seen[key] = _rejection(problem, self.sets[i], proof, verdict, lo, hi)
+                    seen[key] = _rejection(question, sets[i], proof, verdict, lo, hi)
                 ok[i] = not seen[key]
                 if seen[key]:
                     failures.append((i, seen[key]))
@@ -186,7 +194,7 @@ class Report:
         """A few lines of text: the verdicts, the radii, the stages, the notes."""
         total = max(1, len(self))
         lines = [
-            f"{len(self)} label sets, {self.problem.n} labels, {self.problem.d} features (tol {self.problem.tol:g})"
+            f"{len(self)} label sets, {self.question.n} labels, {self.question.d} features (tol {self.question.tol:g})"
         ]
         for name, count in self.counts().items():
             if count:
@@ -216,7 +224,7 @@ class Report:
             "verdict": np.array([str(v) for v in self.verdicts], dtype="U12"),
             "radius_lo": self.radius_lo.copy(),
             "radius_hi": self.radius_hi.copy(),
-            "active": self.sets.sizes,
+            "active": self.sets.sizes.numpy(),
             "stage": np.array([str(v) for v in self.stage], dtype="U16"),
             "proof": np.array([self.certificate(i).kind for i in range(len(self))], dtype="U12"),
         }
@@ -251,27 +259,29 @@ class Report:
         return load_report(path, head_or_matrix, bias)
 
 
-def _rejection(problem: Problem, active: ndarray, certificate: Certificate, verdict: str, lo: float, hi: float) -> str:
+def _rejection(
+    question: Question, active: ndarray, certificate: Certificate, verdict: str, lo: float, hi: float
+) -> str:
     """Why this line is not proved; empty when it is."""
-    if np.any(np.diff(active) <= 0) or np.any((active < 0) | (active >= problem.n)):
-        return f"its labels are not distinct numbers from 0 to {problem.n - 1}, in order"
-    proof = prove(problem, active, certificate, target=max(lo, problem.tol) if verdict == "ARGMAXABLE" else lo)
+    if np.any(np.diff(active) <= 0) or np.any((active < 0) | (active >= question.n)):
+        return f"its labels are not distinct numbers from 0 to {question.n - 1}, in order"
+    proof = prove(question, active, certificate, target=max(lo, question.tol) if verdict == "ARGMAXABLE" else lo)
     if not proof.lo >= lo:
         return f"radius_lo = {lo} is not proved (only {proof.lo}). {proof.reason}"
     if not proof.hi <= hi:
         return f"radius_hi = {hi} is not proved (only {proof.hi}). {proof.reason}"
-    proved = proof.verdict(problem.tol)
+    proved = proof.verdict(question.tol)
     weaker = {"THIN": ("ARGMAXABLE",), "NOT_EPS": ("UNARGMAXABLE",), "UNDECIDED": tuple(Verdict)}
     if str(proved) != verdict and proved not in weaker.get(verdict, ()):
         return f"{verdict} is not proved: {proof.reason or f'the certificate proves {proved}'}"
     return ""
 
 
-def _why_open(problem: Problem) -> str:
+def _why_open(question: Question) -> str:
     from .exact import MAX_WIDTH
 
-    if problem.k >= 0:
+    if question.k >= 0:
         return "sets left open: the entries of a DFT are irrational, so there is no exact stage for it"
-    if problem.d > MAX_WIDTH:
-        return f"sets left open: the exact stage takes at most {MAX_WIDTH} features, and there are {problem.d}"
+    if question.d > MAX_WIDTH:
+        return f"sets left open: the exact stage takes at most {MAX_WIDTH} features, and there are {question.d}"
     return "sets left open: no stage could prove an answer within its limits"

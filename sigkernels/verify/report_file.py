@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
-from .inputs import as_problem, as_sets, checked_problem
+from .inputs import as_question, checked_question
 from .report import Report, StageReport
 
 FORMAT = 1
@@ -29,8 +29,8 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
     bounds = [(i, c.bounds) for i, c in enumerate(report._certificates) if c.bounds is not None]
     certificates = report._certificates + [c for _, c in bounds]
     arrays: dict[str, ndarray] = {
-        "indices": report.sets.indices,
-        "offsets": report.sets.offsets,
+        "indices": report.sets.indices.numpy(),
+        "offsets": report.sets.offsets.numpy(),
         "verdicts": np.array([str(v) for v in report.verdicts], dtype="U12"),
         "radius_lo": report.radius_lo,
         "radius_hi": report.radius_hi,
@@ -41,7 +41,7 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
     }
     for name in VECTORS:
         arrays.update(_pack(name, [getattr(c, name) for c in certificates]))
-    p = report.problem
+    p = report.question
     if matrix:
         arrays["weight"] = p.stored
         if p.stored_bias is not None:
@@ -66,19 +66,18 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
     if head_or_matrix is None and "weight" not in data:
         raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
     if head_or_matrix is not None:
-        problem, _ = as_problem(head_or_matrix, bias, tol, box)
-        if (problem.n, problem.weight.shape[1], problem.k) != shape:
+        question, _ = as_question(head_or_matrix, bias, tol, box)
+        if (question.n, question.weight.shape[1], question.k) != shape:
             raise ValueError(
-                f"head_or_matrix has {problem.n} labels, {problem.weight.shape[1]} columns and k = {problem.k}; "
+                f"head_or_matrix has {question.n} labels, {question.weight.shape[1]} columns and k = {question.k}; "
                 f"the report is about {meta['n']}, {meta['slack']} and k = {meta['k']}"
             )
     try:
         if head_or_matrix is None:
-            problem = checked_problem(data["weight"], data.get("bias"), meta["k"], tol, box)
-            if (problem.n, problem.weight.shape[1], problem.k) != shape:
+            question = checked_question(data["weight"], data.get("bias"), meta["k"], tol, box)
+            if (question.n, question.weight.shape[1], question.k) != shape:
                 raise ValueError(f"its matrix has shape {data['weight'].shape}, and {shape[:2]} was expected")
-        labels = LabelSets(torch.from_numpy(data["indices"]), torch.from_numpy(data["offsets"]), problem.n)
-        sets = as_sets(labels, problem.n)
+        sets = LabelSets(torch.from_numpy(data["indices"]), torch.from_numpy(data["offsets"]), question.n)
         for name in LINES:
             if data[name].shape != (len(sets),):
                 raise ValueError(f"{name} has shape {data[name].shape} for {len(sets)} label sets")
@@ -86,7 +85,7 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
         verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
         certificates = _certificates(data)
         return Report(
-            problem,
+            question,
             sets,
             verdicts,
             data["radius_lo"].astype(np.float64, casting="safe"),

@@ -11,46 +11,48 @@ from fractions import Fraction
 import numpy as np
 from numpy import ndarray
 
-from .problem import LARGEST, Problem, Sets
+from .question import LARGEST, ActiveSets, Question
 from .rounding import SLOP, SMALLEST, TINY, U, exact_dots, gamma, norm_upper, two_parts
 
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
-def prove_witnesses(problem: Problem, sets: Sets, which: ndarray, x: ndarray, target: float) -> tuple[ndarray, ndarray]:
+def prove_witnesses(
+    question: Question, sets: ActiveSets, which: ndarray, x: ndarray, target: float
+) -> tuple[ndarray, ndarray]:
     """Lower bounds on the radius for witnesses ``x`` [m, d] of the sets ``which`` [m], and whether all signs hold.
 
     One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
     """
     lo = np.full(len(which), -math.inf)
     holds = np.zeros(len(which), dtype=bool)
-    step = max(1 if problem.is_dense else 8, 2_000_000 // problem.n)  # rows of a large DFT are made once per part
+    step = max(1 if question.is_dense else 8, 2_000_000 // question.n)  # rows of a large DFT are made once per part
     for start in range(0, len(which), step):
         part = slice(start, start + step)
-        logits = problem.logits(x[part])  # [step, n]
+        logits = question.logits(x[part])  # [step, n]
         for row, i in enumerate(which[part]):
             at = start + row
-            lo[at], holds[at], _ = prove_witness(problem, sets[int(i)], x[at], target, logits[row])
+            lo[at], holds[at], _ = prove_witness(question, sets[int(i)], x[at], target, logits[row])
     return lo, holds
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # of quotients: norms may be as small as numbers get
 def prove_witness(
-    problem: Problem, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
+    question: Question, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
 ) -> tuple[float, bool, str]:
     """A lower bound on ``min_i y_i(w_i·x + c_i)/‖w_i‖`` in the box, whether every sign is proved, and why not.
 
     Rows whose float64 bound falls short of their sign, or of ``target`` where they might reach it, are summed exactly.
     """
-    if x.shape != (problem.d,):
-        return -math.inf, False, f"its witness has shape {x.shape}, expected ({problem.d},)"
+    if x.shape != (question.d,):
+        return -math.inf, False, f"its witness has shape {x.shape}, expected ({question.d},)"
     rest = None  # what x holds beyond float64
     if x.dtype == object:
         if not all(isinstance(v, Fraction) for v in x):
             return -math.inf, False, "its witness holds something other than Fractions"
-        if problem.k < 0:
-            return _exact_witness(problem, active, x)
-        if max(map(abs, x), default=Fraction(0)) > Fraction(problem.box):
+        if question.k < 0:
+            return _exact_witness(question, active, x)
+        if max(map(abs, x), default=Fraction(0)) > Fraction(question.box):
             return -math.inf, False, "its exact witness is outside the box"
         exact, (x, rest) = x, two_parts(x)
         if not all(Fraction(h) + Fraction(r) == v for h, r, v in zip(x.tolist(), rest.tolist(), exact, strict=True)):
@@ -60,23 +62,23 @@ def prove_witness(
         return -math.inf, False, "its witness is not finite"
     largest = float(np.max(np.abs(x), initial=0.0))
     if largest > LARGEST:  # logits might overflow
-        if problem.k >= 0:
+        if question.k >= 0:
             return -math.inf, False, f"its witness holds {largest:g}, too large for a logit"
-        return _exact_witness(problem, active, np.array([Fraction(v) for v in x.tolist()], dtype=object))
+        return _exact_witness(question, active, np.array([Fraction(v) for v in x.tolist()], dtype=object))
     if logits is None:
-        logits = problem.logits(x[None, :])[0]
-    inside = 1.0 if largest <= problem.box else problem.box / largest * (1.0 - 8 * U)
+        logits = question.logits(x[None, :])[0]
+    inside = 1.0 if largest <= question.box else question.box / largest * (1.0 - 8 * U)
 
     # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
-    low, high = problem.norms
+    low, high = question.norms
     margins = -logits
     margins[active] = logits[active]
-    error = (gamma(problem.d + 3) * norm_upper(x)) * high
-    if problem.bias is not None:
-        error += gamma(problem.d + 3) * np.abs(problem.bias)
+    error = (gamma(question.d + 3) * norm_upper(x)) * high
+    if question.bias is not None:
+        error += gamma(question.d + 3) * np.abs(question.bias)
     doubt = TINY
-    if problem.k >= 0:
-        doubt += problem.entry_error * float(np.abs(x[: problem.dft_columns]).sum()) * SLOP
+    if question.k >= 0:
+        doubt += question.entry_error * float(np.abs(x[: question.dft_columns]).sum()) * SLOP
     error += doubt
     if rest is not None:
         error += 2.0 * norm_upper(rest) * high
@@ -92,7 +94,7 @@ def prove_witness(
     if close.size:
         wrong = close[margins[close] < -2.0 * SLOP * error[close]]
         if close.size <= EXACT_ROWS and not wrong.size:
-            sums = _exact_margins(problem, active, close, x, rest, doubt, goal)
+            sums = _exact_margins(question, active, close, x, rest, doubt, goal)
             if sums is not None:
                 margins[close] = sums
         wrong = np.flatnonzero(~(margins > 0))
@@ -109,22 +111,22 @@ def prove_witness(
     if rows.any():
         radius = _down(float(np.min(_quotients(margins[rows], high[rows]))))
     if inside < 1.0:
-        if problem.bias is not None:
+        if question.bias is not None:
             return -math.inf, True, ""  # argmaxable, but this input is outside the box
         radius = _down(radius * inside)
     return radius, True, ""
 
 
 def _exact_margins(
-    problem: Problem, active: ndarray, close: ndarray, x: ndarray, rest: ndarray | None, doubt: float, goal: ndarray
+    question: Question, active: ndarray, close: ndarray, x: ndarray, rest: ndarray | None, doubt: float, goal: ndarray
 ) -> ndarray | None:
     """Lower bounds on the margins of the rows ``close``, summed exactly; None where that cannot be done.
 
     Where the rounding of the DFT decides, its low parts are added to the sums.
     """
     sign = np.where(np.isin(close, active), 1.0, -1.0)
-    bias = None if problem.bias is None else problem.bias[close]
-    rows = problem.rows(close)
+    bias = None if question.bias is None else question.bias[close]
+    rows = question.rows(close)
     point = x
     if rest is not None:
         rows, point = np.concatenate([rows, rows], axis=1), np.concatenate([x, rest])
@@ -132,22 +134,22 @@ def _exact_margins(
     if sums is None:
         return None
     margins = sign * sums - 2 * U * np.abs(sums) - doubt * SLOP
-    if problem.k < 0:
+    if question.k < 0:
         return margins
-    low, high = problem.norms[0][close], problem.norms[1][close]
+    low, high = question.norms[0][close], question.norms[1][close]
     best = float(np.min((margins + 2 * doubt * SLOP) / low))
     wanted = np.minimum(goal[close], max(best, 0.0) * high * SLOP * SLOP)
     blurred = np.flatnonzero((margins < wanted) & (margins > -3 * doubt))
     if blurred.size:
-        missing = problem.low(close[blurred])
-        dft = point[: problem.dft_columns]
+        missing = question.low(close[blurred])
+        dft = point[: question.dft_columns]
         parts, points = [rows[blurred], missing], [point, dft]
         if rest is not None:
-            parts, points = [*parts, missing], [*points, rest[: problem.dft_columns]]
+            parts, points = [*parts, missing], [*points, rest[: question.dft_columns]]
         both = np.concatenate(points)
         exact = exact_dots(np.concatenate(parts, axis=1), both, None if bias is None else bias[blurred])
         if exact is not None:
-            left = problem.low_error * float(np.abs(both).sum()) * SLOP + TINY
+            left = question.low_error * float(np.abs(both).sum()) * SLOP + TINY
             margins[blurred] = sign[blurred] * exact - 2 * U * np.abs(exact) - left
     return margins
 
@@ -159,21 +161,21 @@ def _reachable(margins: ndarray, error: ndarray, low: ndarray, high: ndarray) ->
     return best * high if math.isfinite(best) else np.zeros_like(high)
 
 
-def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float, bool, str]:
+def _exact_witness(question: Question, active: ndarray, x: ndarray) -> tuple[float, bool, str]:
     """The same for a witness of Fractions, for matrices whose entries are exact."""
-    _, high = problem.norms
+    _, high = question.norms
     largest = max((abs(v) for v in x), default=Fraction(0))
     scale = largest or Fraction(1)
     rounded = np.array([float(v / scale) for v in x])
-    logits = problem.matrix @ rounded
+    logits = question.matrix @ rounded
     # The rounded witness settles most rows; the rest are summed as fractions.
-    error = gamma(problem.d + 6) * norm_upper(rounded) * high + TINY
+    error = gamma(question.d + 6) * norm_upper(rounded) * high + TINY
     settled = high > 0
-    if problem.bias is not None:
+    if question.bias is not None:
         if 1 / LARGEST < scale < LARGEST:
-            bias = problem.bias * float(1 / scale)
+            bias = question.bias * float(1 / scale)
             logits += bias
-            error += gamma(problem.d + 6) * np.abs(bias)
+            error += gamma(question.d + 6) * np.abs(bias)
         else:
             settled[:] = False
     margins = -logits
@@ -184,19 +186,19 @@ def _exact_witness(problem: Problem, active: ndarray, x: ndarray) -> tuple[float
     if settled.any():
         lowest = Fraction(_down(float(np.min(_quotients(margins[settled], high[settled]))))) * scale
     for i in np.flatnonzero(~settled).tolist():
-        logit = sum((Fraction(float(w)) * v for w, v in zip(problem.weight[i], x, strict=True)), Fraction(0))
-        if problem.bias is not None:
-            logit += Fraction(float(problem.bias[i]))
+        logit = sum((Fraction(float(w)) * v for w, v in zip(question.weight[i], x, strict=True)), Fraction(0))
+        if question.bias is not None:
+            logit += Fraction(float(question.bias[i]))
         margin = logit if i in active else -logit
         if margin <= 0:
             return -math.inf, False, f"label {i} does not have its sign at its witness"
         if high[i] > 0:
             radius = margin / Fraction(float(high[i]))
             lowest = radius if lowest is None else min(lowest, radius)
-    if largest > problem.box:
-        if problem.bias is not None:
+    if largest > question.box:
+        if question.bias is not None:
             return -math.inf, True, ""
-        lowest = None if lowest is None else lowest * Fraction(problem.box) / largest
+        lowest = None if lowest is None else lowest * Fraction(question.box) / largest
     return math.inf if lowest is None else _down(lowest), True, ""
 
 

@@ -1,4 +1,4 @@
-"""The stages that solve one set at a time (linear programs, exact alternatives), on any executor; progress."""
+"""The stages around a solver: interior points, linear programs, exact alternatives; the last two on any executor."""
 
 from __future__ import annotations
 
@@ -20,43 +20,6 @@ from .refine import vertices
 from .threads import one_blas_thread
 
 WHOLE_WIDTH = 64  # columns of a DFT from which the interior-point method on all rows beats linear programs on few
-
-
-class Progress:
-    """Counts decided sets: a tqdm bar, a function of the caller's, or nothing."""
-
-    def __init__(self, progress: bool | Callable[[int, int], None] | None, total: int):
-        if not (progress is None or isinstance(progress, bool) or callable(progress)):
-            raise TypeError(f"progress must be True, False, None or a function of (done, total), got {progress!r}")
-        self.total, self.done = total, 0
-        self.callback = progress if callable(progress) else None
-        self.bar: Any = None
-        if self.callback is None and progress is not False:
-            from tqdm import tqdm
-
-            # None: only on a terminal, and only once it has taken two seconds.
-            disable, delay = (None, 2.0) if progress is None else (False, 0.0)
-            self.bar = tqdm(total=total, desc="verify", unit="set", disable=disable, delay=delay, leave=False)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.callback is not None and self.done < self.total:
-            self.callback(self.total, self.total)
-        if self.bar is not None:
-            self.bar.close()
-
-    def add(self, count: int) -> None:
-        """Count sets that were decided just now (a set that is decided twice counts once in the total)."""
-        count = min(count, self.total - self.done)
-        if count <= 0:
-            return
-        self.done += count
-        if self.callback is not None:
-            self.callback(self.done, self.total)
-        if self.bar is not None:
-            self.bar.update(count)
 
 
 def _spread(executor: Executor | None, function: Callable[..., Any], shared: tuple, items: list) -> Iterator[Any]:
@@ -83,16 +46,16 @@ class _Rows(NamedTuple):
     @classmethod
     @np.errstate(over="ignore")
     def of(cls, ledger: Ledger) -> _Rows:
-        problem = ledger.problem
-        norms = problem.norms[1]
+        question = ledger.question
+        norms = question.norms[1]
         labels = np.flatnonzero(norms > 0)
         # Solvers take no infinity.
-        offset = None if problem.bias is None else np.nan_to_num(problem.bias[labels] / norms[labels])
-        return cls(labels, problem.matrix[labels] / norms[labels, None], offset, norms[labels])
+        offset = None if question.bias is None else np.nan_to_num(question.bias[labels] / norms[labels])
+        return cls(labels, question.matrix[labels] / norms[labels, None], offset, norms[labels])
 
     def items(self, ledger: Ledger, which: ndarray) -> list[Item]:
         """The sets of these numbers, on the numbering of these rows."""
-        place = np.full(ledger.problem.n, -1)
+        place = np.full(ledger.question.n, -1)
         place[self.labels] = np.arange(len(self.labels))
         found = ((i, place[ledger.sets[i]], ledger.point(i)) for i in which.tolist())
         return [Item(i, active[active >= 0], start) for i, active, start in found]
@@ -109,7 +72,7 @@ class _Rows(NamedTuple):
 
 def _refine(ledger: Ledger, i: int, x: ndarray, support: ndarray) -> None:
     """Have the vertex with these tight labels, and those that pivots lead to, proved in twice the precision."""
-    for tight, vertex in vertices(ledger.problem, ledger.sets[i], x, support):
+    for tight, vertex in vertices(ledger.question, ledger.sets[i], x, support):
         ledger.offer(i, Certificate("witness", witness=vertex.point))
         if all(m > 0 for m in vertex.multipliers):
             ledger.offer(i, Certificate("dual", support=tight, multipliers=vertex.multipliers))
@@ -123,12 +86,12 @@ def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     if not len(which) or not len(mine.labels):
         return
     items = mine.items(ledger, which)
-    whole = ledger.problem.k >= 0 and ledger.problem.d >= WHOLE_WIDTH
+    whole = ledger.question.k >= 0 and ledger.question.d >= WHOLE_WIDTH
     active = {item.number: item.active for item in items}
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
-        for ball in balls(xp, mine.rows, mine.offset, ledger.problem.box, items, whole):
+        for ball in balls(xp, mine.rows, mine.offset, ledger.question.box, items, whole):
             vertex = ball.x, ball.support[ball.tight], ball.multipliers[ball.tight]
-            sharp = polish(mine.rows, mine.offset, active[ball.number], ledger.problem.box, *vertex)
+            sharp = polish(mine.rows, mine.offset, active[ball.number], ledger.question.box, *vertex)
             mine.offer(ledger, ball.number, *sharp)
             if not ledger.is_closed(ball.number):
                 mine.offer(ledger, ball.number, ball.x, ball.support, ball.multipliers)
@@ -144,7 +107,7 @@ def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -
     mine = _Rows.of(ledger)
     if not len(which) or not len(mine.labels):
         return
-    shared = (mine.rows, mine.offset, ledger.problem.box)
+    shared = (mine.rows, mine.offset, ledger.question.box)
     for i, answers in _spread(executor, _solve_programs, shared, mine.items(ledger, which)):
         for answer in answers:
             if not ledger.is_closed(i):
@@ -172,28 +135,28 @@ def _solve_exactly(
 
 def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
     """Offer exact points and multipliers, where the matrix is narrow enough for rational arithmetic."""
-    problem = ledger.problem
+    question = ledger.question
     which = which[~ledger.yes[which]]
-    if problem.d + (problem.bias is not None) > MAX_WIDTH or not len(which):
+    if question.d + (question.bias is not None) > MAX_WIDTH or not len(which):
         return
     items = [(i, ledger.sets[i], ledger.point(i)) for i in which.tolist()]
-    for i, answer in _spread(executor, _solve_exactly, (problem.matrix, problem.bias), items):
+    for i, answer in _spread(executor, _solve_exactly, (question.matrix, question.bias), items):
         if answer is None:
             continue
         if answer.multipliers is not None:
-            kept = answer.support < problem.n
+            kept = answer.support < question.n
             multipliers = np.array([m for m, k in zip(answer.multipliers, kept, strict=True) if k], dtype=object)
             ledger.offer(i, Certificate("gordan", support=answer.support[kept], multipliers=multipliers))
             continue
         point = answer.point
-        if problem.bias is not None:
+        if question.bias is not None:
             point = [v / point[-1] for v in point[:-1]]
         else:
             largest = max(map(abs, point))
-            point = [v * Fraction(problem.box) / largest for v in point]
+            point = [v * Fraction(question.box) / largest for v in point]
         try:
             rounded = np.array([float(v) for v in point])
         except OverflowError:
-            rounded = np.full(problem.d, np.inf)  # proves nothing
+            rounded = np.full(question.d, np.inf)  # proves nothing
         if not ledger.offer(i, Certificate("witness", witness=rounded)):
             ledger.offer(i, Certificate("witness", witness=np.array(point, dtype=object)))

@@ -1,14 +1,14 @@
-"""The question: a classifier ``z = W x + c``, a box of inputs, and the label sets to decide, as plain numpy data."""
+"""The question: a classifier ``z = W x + c``, a box of inputs, and the label sets to decide, in numpy."""
 
 from __future__ import annotations
 
 import math
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
+from ..labels import LabelSets
 from .circle import LOW_ERROR, dft_low
 from .rounding import SLOP, U, gamma, row_norms
 
@@ -45,6 +45,7 @@ def dft_matrix(n: int, k: int, labels: ndarray | None = None) -> ndarray:
     return out
 
 
+ActiveSets = list[ndarray]  # the sorted labels of each set
 DFT_ERROR = 16 * U
 DENSE = 100_000_000  # entries of W up to which the matrix of a DFT head is formed as a whole
 LARGEST = 2.0**450  # of all numbers in a computation: what is made of products of two of them does not overflow
@@ -76,7 +77,7 @@ def _within_range(weight: ndarray, bias: ndarray | None, k: int) -> tuple[ndarra
     return scaled[0], None if bias is None else scaled[1]
 
 
-class Problem:
+class Question:
     """``z = [W_dft(n, k) | weight] x + bias`` on n labels, inputs ``|x_j| ≤ box``; ``k = -1`` without a DFT part.
 
     The stored ``weight`` and ``bias`` are taken as exact numbers (times one power of two, where they are huge or tiny:
@@ -179,50 +180,14 @@ class Problem:
         return self.zero_rows[sign * self.bias[self.zero_rows] <= 0]
 
 
-class Sets:
-    """Label sets as CSR arrays; the sets in a problem are distinct, and ``inverse`` maps each input set to its own."""
+def active_labels(labels: LabelSets) -> ActiveSets:
+    """The sorted labels of each set."""
+    return np.split(labels.indices.cpu().numpy(), labels.offsets[1:-1].cpu().numpy()) if len(labels) else []
 
-    def __init__(self, indices: ndarray, offsets: ndarray, num_labels: int):
-        self.indices = np.ascontiguousarray(indices, dtype=np.int64)
-        self.offsets = np.ascontiguousarray(offsets, dtype=np.int64)
-        self.num_labels = num_labels
 
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, i: int) -> ndarray:
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"set {i} is out of range for {len(self)} label sets")
-        i %= len(self)
-        return self.indices[self.offsets[i] : self.offsets[i + 1]]
-
-    @property
-    def sizes(self) -> ndarray:
-        """The number of active labels of each set [m]."""
-        return np.diff(self.offsets)
-
-    def select(self, which: ndarray) -> Sets:
-        """The sets of these numbers, in this order."""
-        parts = [self[int(i)] for i in which]
-        offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts], dtype=np.int64)])
-        return Sets(np.concatenate(parts) if parts else self.indices[:0], offsets, self.num_labels)
-
-    def distinct(self) -> tuple[Sets, ndarray]:
-        """Each different set once, in order of first appearance, and where each input set went [m]."""
-        seen: dict[bytes, int] = {}
-        inverse = np.empty(len(self), dtype=np.int64)
-        first: list[int] = []
-        for i in range(len(self)):
-            key = self[i].tobytes()
-            if key not in seen:
-                seen[key] = len(first)
-                first.append(i)
-            inverse[i] = seen[key]
-        return self.select(np.array(first, dtype=np.int64)), inverse
-
-    def signs(self, which: Any, dtype: Any = np.float64) -> ndarray:
-        """±1 for these sets, [len(which), n]."""
-        out = np.full((len(which), self.num_labels), -1, dtype=dtype)
-        for row, i in enumerate(which):
-            out[row, self[int(i)]] = 1
-        return out
+def distinct_sets(sets: ActiveSets) -> tuple[ActiveSets, ndarray]:
+    """Each different set once, in order of first appearance, and where each of the given sets went [m]."""
+    place: dict[bytes, int] = {}
+    inverse = np.array([place.setdefault(active.tobytes(), len(place)) for active in sets], dtype=np.int64)
+    first = np.unique(inverse, return_index=True)[1]
+    return [sets[i] for i in first.tolist()], inverse
