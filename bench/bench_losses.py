@@ -3,9 +3,8 @@
     pytest bench/bench_losses.py
 
 The peers hold the DFT matrix as a frozen buffer, so that they compute the same loss, and get dense targets for free;
-BCE is torch's own ``binary_cross_entropy_with_logits``. All of a group are measured in turns in one process. (Measured
-one after the other, a step of 2 ms told more about the moment than about the code: BCE at n = 8,921 came out anywhere
-between 1.6× and 3.4×, depending on what had run before it.)
+BCE is torch's own ``binary_cross_entropy_with_logits``. All of a group are interleaved in one process: timed one after
+the other, a step of 2 ms depends on what ran before it (BCE at n = 8,921 came out anywhere between 1.6× and 3.4×).
 """
 
 from __future__ import annotations

@@ -69,18 +69,18 @@ def in_fresh_process(name: str, who: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, name, who], stdout=subprocess.PIPE, text=True, check=True, env=same
     )
-    told = json.loads(done.stdout)
-    if told["peak_bytes"] is not None:
-        told["beyond_gradient_bytes"] = told["peak_bytes"] - told["gradient_bytes"]
-    return told
+    measured = json.loads(done.stdout)
+    if measured["peak_bytes"] is not None:
+        measured["beyond_gradient_bytes"] = measured["peak_bytes"] - measured["gradient_bytes"]
+    return measured
 
 
 @pytest.mark.parametrize(("name", "who"), [(name, who) for name in LOSSES for who in entrants(name)])
 def test_memory(benchmark, name, who):
-    told = in_fresh_process(name, who)
-    seconds = told.pop("seconds")
+    measured = in_fresh_process(name, who)
+    seconds = measured.pop("seconds")
     benchmark.group = f"memory of a step, {name}, {CASE}"
-    benchmark.extra_info.update(who=who, n=CASE.n, rows=CASE.rows, **told)
+    benchmark.extra_info.update(who=who, n=CASE.n, rows=CASE.rows, **measured)
     benchmark.pedantic(CLOCK.replay(seconds), rounds=len(seconds))
 
 
@@ -91,11 +91,11 @@ def main(arguments: list[str]) -> None:
     print(f"{CASE}: MiB at the peak of a step")
     for name in LOSSES:
         for who in entrants(name):
-            told = in_fresh_process(name, who)
-            if told["peak_bytes"] is None:
+            measured = in_fresh_process(name, who)
+            if measured["peak_bytes"] is None:
                 raise SystemExit("peak memory is read from /proc of Linux, which is not here")
             keys = ("peak_bytes", "gradient_bytes", "beyond_gradient_bytes", "first_step_bytes")
-            parts = (told[key] / 2**20 for key in keys)
+            parts = (measured[key] / 2**20 for key in keys)
             text = "{:24} {:20} {:8.1f} = {:6.1f} gradients + {:6.1f}   (first step {:8.1f})"
             print(text.format(name, who, *parts), flush=True)
 

@@ -85,12 +85,12 @@ def compile_kernel(nvcc: str, kernel: str, arch: str) -> list[Usage]:
     """What ptxas reports for one ``.cu`` on one architecture."""
     command = [nvcc, "-std=c++17", "-O3", f"-I{CSRC}", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
     command += [str(CSRC / "cuda" / f"{kernel}.cu"), "-o", "/dev/null"]
-    told = subprocess.run(command, capture_output=True, text=True)
-    if told.returncode:
-        raise SystemExit(f"nvcc failed on {kernel}.cu for {arch}:\n{told.stderr}")
+    compiled = subprocess.run(command, capture_output=True, text=True)
+    if compiled.returncode:
+        raise SystemExit(f"nvcc failed on {kernel}.cu for {arch}:\n{compiled.stderr}")
     # Both passes of predict have one name: the hungrier one counts.
     most: dict[str, Usage] = {}
-    for usage in usages(told.stderr):
+    for usage in usages(compiled.stderr):
         if usage.dtype not in most or usage.registers > most[usage.dtype].registers:
             most[usage.dtype] = usage
     return list(most.values())
@@ -110,8 +110,8 @@ def resident(nvcc: str, found: list[Usage]) -> list[tuple[int, int]]:
             _, _, threads, per_sm, per_block = DEVICES[usage.arch]
             sizes = (number // 10, number % 10, threads, per_sm, per_block, usage.registers)
             lines.append(" ".join(map(str, (*sizes, usage.kernel, usage.dtype))))
-        told = subprocess.run([str(program)], input="\n".join(lines), capture_output=True, text=True, check=True)
-    return [(int(blocks), int(shared)) for blocks, shared in (line.split() for line in told.stdout.splitlines())]
+        done = subprocess.run([str(program)], input="\n".join(lines), capture_output=True, text=True, check=True)
+    return [(int(blocks), int(shared)) for blocks, shared in (line.split() for line in done.stdout.splitlines())]
 
 
 def main() -> None:

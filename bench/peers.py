@@ -108,10 +108,10 @@ class Problem:
         """The step of ``name``: sigkernels, or eager or compiled with a frozen DFT or none."""
         if name == "sigkernels":
             return self.step(lambda: self.ours(loss))
-        made = self.dense if name.endswith("frozen DFT") else self.plain
+        layer = self.dense if name.endswith("frozen DFT") else self.plain
 
         def function() -> Tensor:
-            return made(loss)
+            return layer(loss)
 
         return self.step(torch.compile(function) if name.startswith("compiled") else function)
 
@@ -188,15 +188,15 @@ def samples(functions: dict[str, Step], seconds: float = 3.0, rounds: int = 5) -
 
 
 def interleaved(functions: dict[str, Step], seconds: float = 3.0) -> dict[str, float]:
-    """Median seconds of each, measured in turns."""
+    """Median seconds of each, interleaved."""
     return {name: statistics.median(times) for name, times in samples(functions, seconds).items()}
 
 
 class ReplayClock:
-    """A timer for pytest-benchmark that tells times measured before.
+    """A timer for pytest-benchmark that replays times measured before.
 
-    pytest-benchmark measures one function after the other, minutes apart; a ratio of two such times is one of two
-    states of the machine. ``race`` measures a whole group in turns and lets each benchmark report its own share.
+    pytest-benchmark times one function after the other, minutes apart, so a ratio of two such times also compares two
+    states of the machine. ``race`` interleaves a whole group and lets each benchmark report its own times.
     """
 
     def __init__(self) -> None:

@@ -55,13 +55,12 @@ def main() -> None:
     if unknown:
         parser.error(f"heads must be of {', '.join(HEADS)}, got {', '.join(unknown)}")
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    told: dict[str, Any] = json.loads(args.output.read_text()) if args.output.exists() else {"heads": {}}
-    here = {key: value for key, value in env.collect().items() if key in ("sigkernels", "packages", "cpu", "threads")}
+    saved: dict[str, Any] = json.loads(args.output.read_text()) if args.output.exists() else {"heads": {}}
     for head in args.heads:
-        told["heads"][head] = {"epochs": args.epochs, **run(head, args.epochs, args.sets)}
-        told |= {"command": "python bench/reference.py", "environment": here}
-        args.output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        print(f"{head:16} F1@5 {told['heads'][head]['f1_at_5']:.3f}", flush=True)
+        saved["heads"][head] = {"epochs": args.epochs, **run(head, args.epochs, args.sets)}
+        saved |= {"command": "python bench/reference.py", "environment": env.summary(env.collect())}
+        args.output.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+        print(f"{head:16} F1@5 {saved['heads'][head]['f1_at_5']:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ def _about(environment: dict[str, Any], command: str) -> str:
 def _pictures(records: list[Record]) -> str:
     """The overview: what the run says at a glance."""
     if not htmlreport.has_matplotlib():
-        return "<p>Plots need matplotlib: <code>pip install 'sigkernels[plot]'</code>.</p>"
+        return "<p>Plots need matplotlib: <code>pip install matplotlib</code>.</p>"
     drawn = [(name, make(records), caption) for name, (make, caption) in OVERVIEW.items()]
     shown = [htmlreport.inline_svg(figure, caption, name) for name, figure, caption in drawn if figure is not None]
     others = dict.fromkeys(r.suite for r in records if r.suite != "scaling")
@@ -277,8 +277,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.html:
         args.html.write_text(page(records, changes, environment, command), encoding="utf-8")
     if args.json:
-        told = as_json(records, changes, environment, command)
-        args.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+        joined = as_json(records, changes, environment, command)
+        args.json.write_text(json.dumps(joined, indent=1), encoding="utf-8")
     print(text(records, changes))
     return 1 if any(change.verdict == "slower" for change in changes) else 0
 

@@ -1,4 +1,4 @@
-"""Draws the results of the documents from saved runs, and writes their tables: nothing in them is typed by hand.
+"""Draws the pictures of the documents from saved runs and writes their tables.
 
     python docs/pictures.py                                  # from docs/results/*.json
     python docs/pictures.py --bench bench/out/report.json    # keeps that run as docs/results/bench.json first
@@ -6,7 +6,7 @@
 
 ``bench.json`` comes from ``sigkernels bench``, ``demo.json`` from ``sigkernels demo --json`` and ``reference.json``
 from ``python bench/reference.py``. Pictures go to docs/img; tables go between ``<!-- name -->`` and ``<!-- /name -->``
-in README.md and docs/choosing.md.
+in README.md and docs/choosing.md. A run that is not saved leaves its table as it is.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import plots  # noqa: E402
 import report  # noqa: E402
 
-from sigkernels import htmlreport  # noqa: E402
+from sigkernels import env, htmlreport  # noqa: E402
 
-KEPT = ("sigkernels", "packages", "cpu", "threads")  # of the environment: what a reader needs to judge a number
 COLUMNS = {
     "n = 8,921, k = 80, slack 50": "n=8921 k=80 s=50 B=64",
     "n = 100,000, k = 50, slack 64": "n=100000 k=50 s=64 B=64",
@@ -57,17 +56,17 @@ def machine(environment: dict[str, Any]) -> str:
 
 def keep(path: Path, name: str) -> None:
     """Saves a run under docs/results, without what only its machine cares about."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    told["environment"] = {key: told["environment"][key] for key in KEPT}
-    for result in told.get("results", []):
+    run = json.loads(path.read_text(encoding="utf-8"))
+    run["environment"] = env.summary(run["environment"])
+    for result in run.get("results", []):
         result.pop("losses", None)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / name).write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
-def save(figure: Any, name: str, told: dict[str, Any]) -> None:
+def save(figure: Any, name: str, run: dict[str, Any]) -> None:
     """Writes docs/img/<name>.svg with the command and the machine below the picture."""
-    figure.supxlabel(f"{told['command']}\n{machine(told['environment'])}", fontsize=7.5, color="#5a6772")
+    figure.supxlabel(f"{run['command']}\n{machine(run['environment'])}", fontsize=7.5, color="#5a6772")
     settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
     with matplotlib.rc_context(settings):
         figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None}, facecolor="white")
@@ -83,16 +82,16 @@ def fill(document: str, name: str, text: str) -> None:
     path.write_text(pattern.sub(lambda m: m[1] + text.rstrip() + "\n" + m[2], before), encoding="utf-8")
 
 
-def source(told: dict[str, Any]) -> str:
-    note = f" {told['note']}" if "note" in told else ""
-    return f"`{told['command']}`; {machine(told['environment'])}.{note}"
+def source(run: dict[str, Any]) -> str:
+    note = f" {run['note']}" if "note" in run else ""
+    return f"`{run['command']}`; {machine(run['environment'])}.{note}"
 
 
 # -- the benchmark run ----------------------------------------------------------------------------------------------
 
 
-def bench(told: dict[str, Any]) -> None:
-    records = [report.Record(**record) for record in told["records"]]
+def bench(run: dict[str, Any]) -> None:
+    records = [report.Record(**record) for record in run["records"]]
     drawings: dict[str, Callable[[Any], Any]] = {
         "ratios": plots.ratios, "memory": plots.memory, "roofline": plots.roofline, "scaling": plots.scaling
     }  # fmt: skip
@@ -100,13 +99,13 @@ def bench(told: dict[str, Any]) -> None:
         figure = draw(records)
         if figure is None:
             raise SystemExit(f"the saved run has nothing for {name}.svg: run all suites, sigkernels bench")
-        save(figure, name, told)
-    fill("README.md", "ratios", ratio_table(told["factors"]) + "\n\n" + source(told))
+        save(figure, name, run)
+    fill("README.md", "ratios", ratio_table(run["factors"]) + "\n\n" + source(run))
 
 
 def ratio_table(factors: dict[str, dict[str, float | None]]) -> str:
     """The factors of ``LINES`` and of LML, by number of labels."""
-    lines = ["| what | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    lines = ["| loss and alternative | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
 
     def cell(group: str, peers: tuple[str, ...]) -> str:
         found = [factors.get(group, {}).get(peer) for peer in peers]
@@ -123,8 +122,8 @@ def ratio_table(factors: dict[str, dict[str, float | None]]) -> str:
 # -- the trained heads ----------------------------------------------------------------------------------------------
 
 
-def reference(told: dict[str, Any]) -> None:
-    heads = told["heads"]
+def reference(run: dict[str, Any]) -> None:
+    heads = run["heads"]
     widths = sorted({int(head.partition(":")[2]) for head in heads if head != "plain:0"})
     figure, (left, right) = _two_axes()
     for kind, colour, label in (("bottleneck", plots.RED, "bottleneck"), ("dft", plots.TEAL, "DFT head")):
@@ -141,10 +140,10 @@ def reference(told: dict[str, Any]) -> None:
     for axes in (left, right):
         axes.set_xticks(widths)
         axes.legend(frameon=False, fontsize=8)
-    save(figure, "unargmaxable", told)
+    save(figure, "unargmaxable", run)
 
     lines = [
-        "| head | trained numbers | F1@5 | F1@10 | test sets that can never be predicted |",
+        "| head | parameters | F1@5 | F1@10 | test sets that can never be predicted |",
         "|---|---|---|---|---|",
     ]
     names = {
@@ -161,7 +160,7 @@ def reference(told: dict[str, Any]) -> None:
             f"{result['f1_at_10']:.3f} | {never:,} of {verified:,} ({100 * never / max(verified, 1):.1f} %) |"
         )
     epochs = next(iter(heads.values()))["epochs"]
-    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{epochs} epochs, seed 0: " + source(told))
+    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{epochs} epochs, seed 0: " + source(run))
 
 
 def _two_axes() -> tuple[Any, Any]:
@@ -175,10 +174,10 @@ def _two_axes() -> tuple[Any, Any]:
     return figure, both
 
 
-def demo(told: dict[str, Any]) -> None:
+def demo(run: dict[str, Any]) -> None:
     titles = (
         "head",
-        "trained numbers",
+        "parameters",
         "F1@5",
         "F1@10",
         "training step",
@@ -186,18 +185,16 @@ def demo(told: dict[str, Any]) -> None:
         "never predictable",
     )
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
-    for result in told["results"]:
+    for result in run["results"]:
         peak, never = result["head_peak_bytes"], result["verdicts"].get("UNARGMAXABLE", 0)
         lines.append(
-            f"| {result['what']} | {result['head_parameters'] / 1e6:.2f} M | {result['f1_at_5'][-1]:.3f} | "
+            f"| {result['description']} | {result['head_parameters'] / 1e6:.2f} M | {result['f1_at_5'][-1]:.3f} | "
             f"{result['f1_at_10'][-1]:.3f} | {result['step_ms']:.0f} ms | "
             f"{'–' if peak is None else f'{peak / 2**20:.0f} MiB'} | {never} of {sum(result['verdicts'].values())} |"
         )
-    about = (
-        f"{told['epochs']} epochs, {told['train_examples']:,} training and {told['test_examples']:,} test packages, "
-    )
-    about += f"{told['seconds']:.0f} s in all: "
-    fill("README.md", "demo", "\n".join(lines) + "\n\n" + about + source(told))
+    about = f"{run['epochs']} epochs, {run['train_examples']:,} training and {run['test_examples']:,} test packages, "
+    about += f"{run['seconds']:.0f} s in all: "
+    fill("README.md", "demo", "\n".join(lines) + "\n\n" + about + source(run))
 
 
 def main() -> None:
@@ -206,14 +203,17 @@ def main() -> None:
     parser.add_argument("--demo", type=Path, metavar="FILE", help="the output of sigkernels demo --json to keep")
     args = parser.parse_args()
     if not htmlreport.has_matplotlib():
-        raise SystemExit("pictures need matplotlib: pip install 'sigkernels[plot]'")
+        raise SystemExit("pictures need matplotlib: pip install matplotlib")
     IMAGES.mkdir(exist_ok=True)
     for given, name in ((args.bench, "bench.json"), (args.demo, "demo.json")):
         if given is not None:
             keep(given, name)
     for name, make in {"bench.json": bench, "demo.json": demo, "reference.json": reference}.items():
-        make(json.loads((RESULTS / name).read_text(encoding="utf-8")))
-        print(f"docs/results/{name}: done")
+        if (RESULTS / name).exists():
+            make(json.loads((RESULTS / name).read_text(encoding="utf-8")))
+            print(f"docs/results/{name}: done")
+        else:
+            print(f"docs/results/{name}: not saved, its table stays as it is")
 
 
 if __name__ == "__main__":

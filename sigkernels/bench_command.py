@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     before = report.read(args.compare)[0] if args.compare else []  # before the long work: it may be refused
     for package in ("pytest", "pytest_benchmark"):
         if importlib.util.find_spec(package) is None:
-            raise ValueError(f"the benchmarks need {package}: pip install 'sigkernels[bench]'")
+            raise ValueError(f"the benchmarks need {package}: pip install pytest pytest-benchmark matplotlib")
     args.output.mkdir(parents=True, exist_ok=True)
     files, failed = run_suites(suites, args.output / "suites", args.quick, args.only)
     if not files:

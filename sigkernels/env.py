@@ -46,6 +46,11 @@ def collect() -> dict[str, Any]:
     }
 
 
+def summary(info: dict[str, Any]) -> dict[str, Any]:
+    """The part of ``collect()`` that a reader needs to judge a number; the rest only concerns its machine."""
+    return {key: info[key] for key in ("sigkernels", "packages", "cpu", "threads")}
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

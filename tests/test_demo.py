@@ -83,9 +83,9 @@ def test_the_command_from_end_to_end(small_demo, tmp_path, capsys):
     output = tmp_path / "new" / "report.html"
     options = ["--epochs", "1", "--width", "3", "--sets", "20", "--output", str(output)]
     assert cli.main(["demo", *options, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["epochs"] == 1 and told["width"] == 3 and told["verified_sets"] == 20
-    plain, bottleneck, dft = told["results"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["epochs"] == 1 and printed["width"] == 3 and printed["verified_sets"] == 20
+    plain, bottleneck, dft = printed["results"]
     assert sum(plain["verdicts"].values()) == sum(bottleneck["verdicts"].values()) == 20
     assert dft["impossible_share"] == 0  # every set of up to k labels can be predicted: that is the guarantee
     assert bottleneck["impossible_share"] > 0  # three columns for 120 labels

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         quick=args.quick, epochs=args.epochs, width=args.width, sets=args.sets, seed=args.seed, output=args.output
     )
     if not htmlreport.has_matplotlib():
-        print("The report has no plots: pip install 'sigkernels[plot]'", file=sys.stderr)
+        print("The report has no plots: pip install matplotlib", file=sys.stderr)
     if args.json:
         about = outcome.about | {"results": [result.as_dict() for result in outcome.results]}
         print(json.dumps(about, indent=2))

@@ -30,7 +30,7 @@ class Encoder(nn.Module):
 
 
 class PlainLinear(nn.Linear):
-    """What people have now: ``nn.Linear`` and ``BCEWithLogits`` on dense targets, with the verbs of a head."""
+    """The usual layer: ``nn.Linear`` and ``BCEWithLogits`` on dense targets, with the verbs of a head."""
 
     def loss(self, hidden: Tensor, targets: LabelSets, reduction: str = "mean") -> Tensor:
         dense = targets.to_dense(hidden.dtype)
@@ -54,7 +54,7 @@ class Model(nn.Module):
         return self.head.loss(self.encoder(batch.features), batch.labels, reduction="sum") / len(batch)
 
     def head_parameters(self) -> int:
-        """How many numbers of the head are trained."""
+        """The number of trainable parameters of the head."""
         return sum(p.numel() for p in self.head.parameters() if p.requires_grad)
 
     def verify(self, label_sets: LabelSets, **options: Any) -> Any:

@@ -57,7 +57,7 @@ def page(results: Sequence[Result], verified: SparseDataset, about: dict[str, An
     """The whole report. ``verified`` are the test examples whose label sets were verified."""
     bottleneck = results[1]
     parts = [
-        "<h1>What can your output layer never say?</h1>",
+        "<h1>What can your output layer never predict?</h1>",
         f'<p class="lead">The same encoder, trained {about["epochs"]} epochs on {about["train_examples"]:,} Debian '
         f"packages to predict which of {about['num_labels']:,} packages each one depends on — with three output "
         "layers. A layer that is narrower than its label set makes some sets impossible for <em>any</em> input. "
@@ -71,22 +71,23 @@ def page(results: Sequence[Result], verified: SparseDataset, about: dict[str, An
 
 
 def _table(results: Sequence[Result]) -> str:
-    lines = [(*line, result.what) for line, result in zip(rows(results), results, strict=True)]
+    lines = [(*line, result.description) for line, result in zip(rows(results), results, strict=True)]
     return htmlreport.table((*HEADER, ""), lines, classes=("", "", "ours"), text_columns=(7,))
 
 
 def _reading(about: dict[str, Any]) -> str:
     return (
-        "Parameters: trained numbers of the head. F1@m: harmonic mean of the mean precision and recall of the m "
-        f"highest labels, on {about['test_examples']:,} test packages. Step: median of a whole training step, encoder "
+        "Parameters: those of the head. F1@m: harmonic mean of the mean precision and recall of the m "
+        f"highest labels, on {about['test_examples']:,} test packages; the DFT head starts at a prior and the others do "
+        "not, which alone raises F1, so F1 does not rank the layers. Step: median of a whole training step, encoder "
         "and optimizer included. Peak memory: what the head's loss and gradients add at the peak of one step. Never "
-        "predictable: test label sets that were proved impossible, of those verified."
+        "predictable: test label sets that were proved impossible at threshold 0.5, of those verified."
     )
 
 
 def _plots(results: Sequence[Result]) -> str:
     if not htmlreport.has_matplotlib():
-        return "<p>Plots need matplotlib: <code>pip install 'sigkernels[plot]'</code>, then run the demo again.</p>"
+        return "<p>Plots need matplotlib: <code>pip install matplotlib</code>, then run the demo again.</p>"
     names = [result.name for result in results]
     colours = htmlreport.COLOURS[: len(results)]
     figures = []
@@ -145,8 +146,9 @@ def _impossible(result: Result, verified: SparseDataset) -> str:
         lines.append((verified.names[row], len(labels), ", ".join(labels[:SHOWN_LABELS]) + more))
     shown = htmlreport.table(("package", "dependencies", "their names"), lines, text_columns=(2,))
     return (
-        "<p>No encoder, no threshold and no further training of the encoder makes this trained layer output exactly "
-        f"these sets: the proof is about the layer alone. {len(result.impossible)} of "
+        "<p>No encoder makes this trained layer output exactly these sets at threshold 0.5: the proof is about the "
+        "layer alone. (Another threshold moves every boundary: it makes other sets possible, and others impossible.) "
+        f"{len(result.impossible)} of "
         f"{sum(result.verdicts.values())} verified test sets are like this.</p>{shown}"
     )
 

@@ -17,7 +17,7 @@ TEST_EXAMPLES = 5000
 
 
 class Size(NamedTuple):
-    """What a run does unless told otherwise. ``train``: examples, None for all."""
+    """The defaults of a run. ``train``: number of training examples, None for all."""
 
     epochs: int
     sets: int
@@ -30,7 +30,7 @@ QUICK = Size(epochs=2, sets=50, train=40 * BATCH)
 
 @dataclass
 class Outcome:
-    """What a run of the demo found and how it was run."""
+    """The results of a run of the demo, and its settings."""
 
     results: list[Result]
     about: dict[str, Any]
@@ -74,12 +74,12 @@ def run_demo(
     for result in results:
         model = models.build(result.name, data.features.num_labels, num_labels, k, width, seed)
         train(result, model, train_set, test_set, epochs, seed)
-        told = f"{result.name}: trained in {result.train_seconds:.0f} s, F1@5 {result.f1_at_5[-1]:.3f}"
+        status = f"{result.name}: trained in {result.train_seconds:.0f} s, F1@5 {result.f1_at_5[-1]:.3f}"
         if sets:
-            print(f"{told}; verifying {sets} test sets", file=sys.stderr, flush=True)
+            print(f"{status}; verifying {sets} test sets", file=sys.stderr, flush=True)
             verify(result, model, verified)
-            told = f"{result.name}: verified in {result.verify_seconds:.0f} s, {len(result.impossible)} impossible"
-        print(told, file=sys.stderr, flush=True)
+            status = f"{result.name}: verified in {result.verify_seconds:.0f} s, {len(result.impossible)} impossible"
+        print(status, file=sys.stderr, flush=True)
     about = {
         "command": " ".join(["sigkernels", *sys.argv[1:]]),
         "epochs": epochs,

@@ -1,4 +1,4 @@
-"""Trains one model of the demo and measures it."""
+"""Trains one model of the demo and records its score, time and memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CUTOFFS = (5, 10)
 
 @dataclass
 class Result:
-    """What the demo tells about one head. ``verdicts`` counts the verified test sets by verdict."""
+    """What the demo measured about one head. ``verdicts`` counts the verified test sets by verdict."""
 
     name: str
-    what: str
+    description: str
     head_parameters: int = 0
     losses: list[float] = field(default_factory=list)  # per step
     f1_at_5: list[float] = field(default_factory=list)  # per epoch
