@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .checks import whole
+from .validation import check_int
 
 CODES = (0, 16, 64, 256, 1024, 4096)
 # c → the primitive polynomial of GF(c/2): x³+x+1, x⁵+x²+1, x⁷+x+1, x⁹+x⁴+1, x¹¹+x²+1
@@ -42,7 +42,7 @@ _PHILOX_BITS = 256  # that one step of Philox's counter gives
 
 def check_codes(codes: int, num_labels: int) -> int:
     """Refuses a number of code columns for which there is no code; returns it as a plain int (0: no codes)."""
-    codes = whole("codes", codes, 0)
+    codes = check_int("codes", codes, 0)
     if codes not in CODES:
         raise ValueError(
             f"codes must be one of {', '.join(map(str, CODES))}, got {codes}; "
@@ -128,9 +128,9 @@ def code_matrix(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """The rows of C for the labels ``start … stop-1``, ``[stop-start, c]``; exact in every dtype."""
-    num_labels = whole("num_labels", num_labels, 1)
+    num_labels = check_int("num_labels", num_labels, 1)
     codes = check_codes(codes, num_labels)
-    start, stop = whole("start", start, 0), num_labels if stop is None else whole("stop", stop, 0)
+    start, stop = check_int("start", start, 0), num_labels if stop is None else check_int("stop", stop, 0)
     if not start <= stop <= num_labels:
         raise ValueError(
             f"start and stop must satisfy start ≤ stop ≤ num_labels = {num_labels}, got {start} and {stop}"

@@ -17,18 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .checks import whole
-
-
-def check_dft(num_labels: int, k: int) -> tuple[int, int]:
-    """Refuses an (n, k) for which a column of the DFT would vanish or repeat; returns both as plain ints."""
-    num_labels, k = whole("num_labels", num_labels, 1), whole("k", k, 0)
-    if 2 * k + 1 > num_labels:
-        raise ValueError(
-            f"k = {k} needs 2k+1 = {2 * k + 1} ≤ num_labels = {num_labels}: above that a DFT column vanishes or "
-            f"repeats. Use k ≤ {(num_labels - 1) // 2}; with so few labels a full nn.Linear costs no more."
-        )
-    return num_labels, k
+from .validation import check_dft, check_int
 
 
 def angles(num_labels: int, k: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -58,7 +47,7 @@ def dft_matrix(
 ) -> Tensor:
     """``W_dft`` for the labels ``start … stop-1``, ``[stop-start, 2k+1]``, made in float64 and rounded once."""
     num_labels, k = check_dft(num_labels, k)
-    start, stop = whole("start", start, 0), num_labels if stop is None else whole("stop", stop, 0)
+    start, stop = check_int("start", start, 0), num_labels if stop is None else check_int("stop", stop, 0)
     if not start <= stop <= num_labels:
         raise ValueError(
             f"start and stop must satisfy start ≤ stop ≤ num_labels = {num_labels}, got {start} and {stop}"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .checks import number, whole
 from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
 from .losses import BCE, Loss
+from .validation import check_int, check_number
 
 HEADS = ("dft", "linear")
 DEFAULT_HIDDEN = 512
@@ -146,9 +146,9 @@ class MultiLabelClassifier:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not for head={self.head!r}, got {name}={getattr(self, name)!r}")
         for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
-            whole(name, getattr(self, name), least)
+            check_int(name, getattr(self, name), least)
         for name in ("learning_rate", "weight_decay", "threshold"):
-            number(name, getattr(self, name))
+            check_number(name, getattr(self, name))
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if self.weight_decay < 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import edge, ops
+from . import ops, validation
 from .losses import BCE, Loss
 from .ops import lml, lml_nll, truncated_topk_entropy
 
@@ -32,7 +32,7 @@ def dft_logits(
     k: int,
 ) -> Tensor:
     """Logits ``[W_dft | slack_weight] x``, ``[..., n]``, in the dtype of x."""
-    flat, layer = edge.dft_layer(x, slack_weight, num_labels, k)
+    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k)
     return ops.logits(flat, layer).reshape(*x.shape[:-1], num_labels)
 
 
@@ -62,7 +62,7 @@ def dft_loss(
     Returns:
         float32 (float64 for float64 inputs), ``[]`` or ``[...]``.
     """
-    flat, layer = edge.dft_layer(x, slack_weight, num_labels, k)
+    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k)
     return _loss(x, flat, layer, targets, loss, reduction, grad_into)
 
 
@@ -80,7 +80,7 @@ def linear_loss(
 
     Arguments as for ``dft_loss``.
     """
-    flat, layer = edge.linear_layer(x, weight, bias)
+    flat, layer = validation.check_linear_layer(x, weight, bias)
     return _loss(x, flat, layer, targets, loss, reduction, grad_into)
 
 
@@ -92,7 +92,7 @@ def dft_topk(
     m: int,
 ) -> tuple[Tensor, Tensor]:
     """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label."""
-    flat, layer = edge.dft_layer(x, slack_weight, num_labels, k)
+    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k)
     return _topk(x, flat, layer, m)
 
 
@@ -103,17 +103,17 @@ def linear_topk(
     bias: Tensor | None = None,  # [n]
 ) -> tuple[Tensor, Tensor]:
     """The m highest of ``x weightᵀ + bias`` and their labels, ``[..., m]`` each; ties go to the lower label."""
-    flat, layer = edge.linear_layer(x, weight, bias)
+    flat, layer = validation.check_linear_layer(x, weight, bias)
     return _topk(x, flat, layer, m)
 
 
 def _loss(
     x: Tensor, flat: Tensor, layer: Any, targets: Any, loss: Loss, reduction: str, grad_into: Tensor | None
 ) -> Tensor:
-    edge.check_reduction(reduction)
-    edge.check_loss(loss, layer.num_labels, x.device)
-    edge.check_grad_into(grad_into, layer.weight)
-    y = edge.targets_for(targets, x.shape[:-1], layer.num_labels, x.device)
+    validation.check_reduction(reduction)
+    validation.check_loss(loss, layer.num_labels, x.device)
+    validation.check_grad_into(grad_into, layer.weight)
+    y = validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device)
     if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:  # sets keep global labels, arrays do not
         y = y[:, layer.label_start : layer.label_start + layer.num_rows]
     value = ops.layer_loss(flat, layer, y, loss, reduction, grad_into)
@@ -121,6 +121,6 @@ def _loss(
 
 
 def _topk(x: Tensor, flat: Tensor, layer: Any, m: int) -> tuple[Tensor, Tensor]:
-    m = edge.check_m(m, layer.num_labels)
+    m = validation.check_m(m, layer.num_labels)
     values, labels = ops.topk(flat, layer, m)
     return values.reshape(*x.shape[:-1], m), labels.reshape(*x.shape[:-1], m)

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import edge, functional, ops
-from .checks import number, whole
+from . import functional, ops, validation
 from .dft import check_dft, dft_matrix, prior_coefficient
 from .labels import LabelSets
 from .layer import Layer
 from .losses import BCE, ConfusionLoss, Loss, RowLoss
 from .sharding import LabelShard
-from .tracing import check_memory
+from .validation import check_int, check_memory, check_number
 
 _DRAW_ROWS = 65536  # labels whose slack is drawn at a time
 
@@ -98,7 +97,7 @@ class Head(nn.Module):
         x, flat, layer = self._flat(h)
         if self.shard is None:
             return functional._topk(x, flat, layer, m)
-        m = edge.check_m(m, self.num_labels)
+        m = validation.check_m(m, self.num_labels)
         with torch.no_grad():
             values, labels = self.shard.merge_topk(*ops.topk(flat, layer, min(m, layer.num_rows)), m)
         return values.reshape(*x.shape[:-1], m), labels.reshape(*x.shape[:-1], m)
@@ -106,7 +105,7 @@ class Head(nn.Module):
     @torch.no_grad()
     def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
         """The labels whose probability is above ``threshold``, one set per row of ``h``."""
-        threshold = number("threshold", threshold, "a threshold is a probability in [0, 1]")
+        threshold = check_number("threshold", threshold, "a threshold is a probability in [0, 1]")
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold is a probability and must lie in [0, 1], got {threshold}")
         _, flat, layer = self._flat(h)
@@ -162,8 +161,8 @@ class DFTHead(Head):
     ) -> None:
         super().__init__()
         num_labels, k = check_dft(num_labels, k)
-        in_features, slack = whole("in_features", in_features, 1), whole("slack", slack, 0)
-        edge.check_dtype(dtype)
+        in_features, slack = check_int("in_features", in_features, 1), check_int("slack", slack, 0)
+        validation.check_dtype(dtype)
         self.in_features, self.num_labels, self.k, self.slack = in_features, num_labels, k, slack
         width = 2 * k + 1 + slack
         if in_features < width:
@@ -248,7 +247,9 @@ class DFTHead(Head):
         if self.shard is not None:
             x = self.shard.share(x)
         start = 0 if self.shard is None else self.shard.start
-        return x, *edge.flat(x, Layer(self.slack_weight, None, self.num_labels, self.k, start), "slack_weight")
+        return x, *validation.check_input(
+            x, Layer(self.slack_weight, None, self.num_labels, self.k, start), "slack_weight"
+        )
 
     def _label_weight(self) -> Tensor:
         return self.slack_weight
@@ -307,9 +308,9 @@ class LinearHead(Head):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        in_features, num_labels = whole("in_features", in_features, 1), whole("num_labels", num_labels, 1)
-        bottleneck = None if bottleneck is None else whole("bottleneck", bottleneck, 1)
-        edge.check_dtype(dtype)
+        in_features, num_labels = check_int("in_features", in_features, 1), check_int("num_labels", num_labels, 1)
+        bottleneck = None if bottleneck is None else check_int("bottleneck", bottleneck, 1)
+        validation.check_dtype(dtype)
         self.in_features, self.num_labels, self.bottleneck = in_features, num_labels, bottleneck
         width = in_features if bottleneck is None else bottleneck
         self.proj = None if bottleneck is None else nn.Linear(in_features, bottleneck, device=device, dtype=dtype)
@@ -332,7 +333,7 @@ class LinearHead(Head):
         """Sets the bias so that a label starts near probability ``active/n``, for ``active`` labels per row."""
         if self.bias is None:
             raise ValueError("init_prior needs a bias for each label; make the head with bias=True")
-        if not 0 < (active := number("active", active)) < self.num_labels:
+        if not 0 < (active := check_number("active", active)) < self.num_labels:
             raise ValueError(f"active must lie between 0 and num_labels = {self.num_labels}, got {active}")
         share = active / self.num_labels
         self.bias.fill_(math.log(share) - math.log1p(-share))
@@ -343,7 +344,7 @@ class LinearHead(Head):
 
     def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
         x = self.features(h)
-        return x, *edge.linear_layer(x, self.weight, self.bias)
+        return x, *validation.check_linear_layer(x, self.weight, self.bias)
 
     def _label_weight(self) -> Tensor:
         return self.weight

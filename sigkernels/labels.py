@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import whole
-from .tracing import by_operator
+from .operator_dispatch import by_operator
+from .validation import check_int
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PREVIEW_SETS, _PREVIEW_LABELS = 3, 6
@@ -37,7 +37,7 @@ class LabelSets:
     num_labels: int
 
     def __init__(self, indices: Tensor, offsets: Tensor, num_labels: int) -> None:
-        num_labels = whole("num_labels", num_labels, 1)
+        num_labels = check_int("num_labels", num_labels, 1)
         for name, tensor in (("indices", indices), ("offsets", offsets)):
             if not isinstance(tensor, Tensor):
                 raise TypeError(
@@ -75,7 +75,7 @@ class LabelSets:
     @classmethod
     def from_lists(cls, lists: Iterable[Iterable[int] | Tensor], num_labels: int) -> LabelSets:
         """From one iterable of labels per row: ``from_lists([[3, 17], [], [5]], num_labels=20_000)``."""
-        num_labels = whole("num_labels", num_labels, 1)
+        num_labels = check_int("num_labels", num_labels, 1)
         if isinstance(lists, (str, bytes)) or not isinstance(lists, Iterable):
             raise TypeError(f"lists must hold one list of labels per row, got {type(lists).__name__}")
         flat: list[int] = []
@@ -103,7 +103,7 @@ class LabelSets:
                 "a set has only 0 and 1: threshold soft labels first, or give them to the loss as a dense target"
             )
         rows, indices = active.nonzero(as_tuple=True)
-        return cls._trusted(indices, _offsets_of(rows, dense.shape[0]), whole("num_labels", dense.shape[1], 1))
+        return cls._trusted(indices, _offsets_of(rows, dense.shape[0]), check_int("num_labels", dense.shape[1], 1))
 
     @classmethod
     def from_csr(cls, matrix: Any) -> LabelSets:
@@ -152,7 +152,7 @@ class LabelSets:
         Samples are label sets, or tuples whose last entry is one: ``(x, [3, 17])`` batches to
         ``(x [B, …], LabelSets)``.
         """
-        return functools.partial(_collate, num_labels=whole("num_labels", num_labels, 1))
+        return functools.partial(_collate, num_labels=check_int("num_labels", num_labels, 1))
 
     # -- to other forms --------------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ def _labels_of(row: int, labels: Any, num_labels: int) -> list[int]:
 
 def _label(row: int, value: Any) -> int:
     try:
-        return whole("label", value)
+        return check_int("label", value)
     except TypeError:
         raise TypeError(
             f"row {row} of lists holds {value!r}, which is not a whole number; labels are integers: "

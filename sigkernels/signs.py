@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from .checks import whole
 from .labels import LabelSets
+from .validation import check_int
 
 __all__ = ["alternations", "count_argmaxable", "dft_witness", "is_argmaxable_dft", "runs"]
 
@@ -51,7 +51,7 @@ def count_argmaxable(n: int, d: int, bias: bool = False) -> int:
 
     ``2 Σ_{i<d} C(n-1, i)``, or ``Σ_{i≤d} C(n, i)`` with a generic bias.
     """
-    n, d = whole("n", n, 1), whole("d", d, 1)
+    n, d = check_int("n", n, 1), check_int("d", d, 1)
     if bias:
         return sum(math.comb(n, i) for i in range(d + 1))
     return 2 * sum(math.comb(n - 1, i) for i in range(d))
@@ -90,10 +90,10 @@ def _label_sets(sets: Any, n: int) -> LabelSets:
         if sets.num_labels != n:
             raise ValueError(f"sets are over {sets.num_labels} labels, but n = {n}")
         return sets
-    return as_label_sets(sets, whole("n", n, 1))
+    return as_label_sets(sets, check_int("n", n, 1))
 
 
 def _check_degree(n: int, k: int) -> None:
-    n, k = whole("n", n, 1), whole("k", k, 0)
+    n, k = check_int("n", n, 1), check_int("k", k, 0)
     if 2 * k + 1 > n:
         raise ValueError(f"k = {k} needs 2k+1 ≤ n labels, and n = {n}: use k ≤ {(n - 1) // 2}")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from .checks import whole
 from .heads import DFTHead
 from .labels import LabelSets
+from .validation import check_int
 
 SLACK_STEP = 8  # kernels work on groups of columns
 PERCENTILES = (1, 10, 50)
@@ -58,7 +58,7 @@ def suggest(label_sets: LabelSets, sample: int = 64, seed: int = 0) -> Suggestio
         )
     if len(label_sets) == 0:
         raise ValueError("label_sets is empty: there is nothing to learn k and slack from")
-    sample = whole("sample", sample, 0)
+    sample = check_int("sample", sample, 0)
     label_sets = label_sets.to("cpu")
     n, k, slack = label_sets.num_labels, suggest_k(label_sets), suggest_slack(label_sets)
     sizes = label_sets.sizes.numpy()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sigkernels as sk
-from sigkernels import plan as plans
+from sigkernels import dft_plan as plans
 from sigkernels.dft import dft_rows, prior_coefficient
 
 sizes = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, (n - 1) // 2)))

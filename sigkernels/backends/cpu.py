@@ -15,10 +15,10 @@ import numpy as np
 import torch  # before _C: the extension then shares torch's OpenMP runtime
 from torch import Tensor
 
+from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ConfusionLoss, Loss
-from ..plan import plan
 from .buffers import gradient_of
 from .interface import LossResult, accumulate_dtype, gradient_dtype
 

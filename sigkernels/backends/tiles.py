@@ -1,6 +1,6 @@
 """What the GPU backends share: tile factors on the device, chunks, targets by tile, and the merging of candidates.
 
-The DFT part of a tile of labels is ``U · V · Rot(tile) · x_dft`` (``plan.py``). U and V are the same for all tiles; a
+The DFT part of a tile of labels is ``U · V · Rot(tile) · x_dft`` (``dft_plan.py``). U and V are the same for all tiles; a
 kernel turns V for its tile, ``M = V · Rot(tile)``, and sees the tile as ``[U | S_tile]`` times ``[M x_dft | x_slack]``.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import Loss
-from ..plan import plan
 from .interface import accumulate_dtype
 
 _CACHE_BYTES = 256 * 2**20

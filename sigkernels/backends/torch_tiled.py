@@ -1,6 +1,6 @@
 """The torch backend: one pass over label chunks in plain torch operations, on any device and in any dtype.
 
-A chunk of labels is finished completely, loss and all gradients, before the next is touched (see ``plan.py`` for the
+A chunk of labels is finished completely, loss and all gradients, before the next is touched (see ``dft_plan.py`` for the
 DFT part), so no ``[B, n]`` array exists: a few ``[B, chunk]`` buffers do.
 """
 
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import Loss
-from ..plan import plan
 from .interface import LossResult, accumulate_dtype, gradient_dtype, sum_dtype
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ..checks import number
-from ..tracing import check_memory
+from ..validation import check_memory, check_number
 
 L = TypeVar("L", bound="Loss")
 
@@ -54,7 +53,7 @@ class Loss:
         """Checks that these settings are finite numbers, and makes plain ones of numpy's."""
         for name in names:
             given = getattr(self, name)
-            plain = number(name, given)
+            plain = check_number(name, given)
             if plain is not given:
                 object.__setattr__(self, name, plain)
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from ..checks import whole
+from ..validation import check_int
 from .base import Loss
 
 
@@ -25,7 +25,7 @@ class RowLoss(Loss):
     k: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", whole("k", self.k, 1))
+        object.__setattr__(self, "k", check_int("k", self.k, 1))
 
     def check_labels(self, num_labels: int, device: torch.device) -> None:
         if self.k > num_labels:

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..checks import whole
-from ..edge import targets_for
 from ..labels import LabelSets
+from ..validation import check_int, check_targets
 
 A = TypeVar("A", bound="Accumulator")
 
@@ -18,7 +17,7 @@ class Accumulator:
     """Named sums that batches are added to."""
 
     def __init__(self, num_labels: int, **sums: Tensor) -> None:
-        self.num_labels = whole("num_labels", num_labels, 1)
+        self.num_labels = check_int("num_labels", num_labels, 1)
         self._sums = sums
 
     def reset(self) -> None:
@@ -51,7 +50,7 @@ class Accumulator:
         return rows
 
     def _sets(self, targets: Any, batch: int, device: torch.device) -> LabelSets:
-        made = targets_for(targets, torch.Size([batch]), self.num_labels, device)
+        made = check_targets(targets, torch.Size([batch]), self.num_labels, device)
         return made if isinstance(made, LabelSets) else LabelSets.from_dense(made)
 
     def _top(self, top: Tensor, least: int, name: str) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import number, whole
+from ..validation import check_int, check_number
 from .accumulator import Accumulator, check_values, hits_of, ratio
 
 
@@ -35,8 +35,8 @@ class MeanAveragePrecision(Accumulator):
     """
 
     def __init__(self, num_labels: int, bins: int | None = None, bound: float = 16.0) -> None:
-        bins = None if bins is None else whole("bins", bins, 2)
-        self.bins, self.bound = bins, float(number("bound", bound))
+        bins = None if bins is None else check_int("bins", bins, 2)
+        self.bins, self.bound = bins, float(check_number("bound", bound))
         if not self.bound > 0:
             raise ValueError(f"bound must be positive, got {bound}")
         zero = torch.zeros((), dtype=torch.float64)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import whole
 from ..labels import LabelSets
+from ..validation import check_int
 from .accumulator import Accumulator, ratio
 
 
@@ -19,7 +19,7 @@ class F1Metrics(Accumulator):
     """
 
     def __init__(self, num_labels: int) -> None:
-        num_labels = whole("num_labels", num_labels, 1)
+        num_labels = check_int("num_labels", num_labels, 1)
         names = ("hits", "predicted", "true")
         super().__init__(
             num_labels,

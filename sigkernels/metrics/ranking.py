@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import whole
 from ..labels import LabelSets
+from ..validation import check_int
 from .accumulator import Accumulator, hits_of
 
 
@@ -21,7 +21,7 @@ def propensities(counts: Tensor, num_points: int, a: float = 0.55, b: float = 1.
         counts: ``[n]``, the rows of the training set that carry each label.
         num_points: rows of the training set (at least 3: C is ``(log N - 1)(b + 1)^a`` and must be positive).
     """
-    num_points = whole("num_points", num_points, 3)
+    num_points = check_int("num_points", num_points, 3)
     if not isinstance(counts, Tensor):
         raise TypeError(f"counts must be a tensor [n], got {type(counts).__name__}; use torch.bincount on the labels")
     c = (math.log(num_points) - 1) * (b + 1) ** a
@@ -42,10 +42,10 @@ class RankingMetrics(Accumulator):
     """
 
     def __init__(self, num_labels: int, m: Sequence[int] = (1, 3, 5), propensity: Tensor | None = None) -> None:
-        num_labels = whole("num_labels", num_labels, 1)
+        num_labels = check_int("num_labels", num_labels, 1)
         if not isinstance(m, Iterable):
             raise TypeError(f"m must hold the cut-offs, like (1, 3, 5), got {m!r}; write m=({m!r},) for one")
-        self.m = tuple(whole("a cut-off of m", at) for at in m)
+        self.m = tuple(check_int("a cut-off of m", at) for at in m)
         if not self.m or any(not 1 <= at <= num_labels for at in self.m):
             raise ValueError(f"m must hold cut-offs in 1 … num_labels = {num_labels}, got {m!r}")
         if propensity is not None:

@@ -21,7 +21,7 @@ from ..backends.torch_confusion import ConfusionResult
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ConfusionLoss, SigmoidF1, UnboundedF1
-from ..tracing import by_operator
+from ..operator_dispatch import by_operator
 from .fused_loss import _RefuseDoubleBackward, _target_tensors, _targets
 
 

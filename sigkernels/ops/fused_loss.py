@@ -20,7 +20,7 @@ from ..backends.interface import LossResult, accumulate_dtype, gradient_dtype
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import Loss
-from ..tracing import by_operator
+from ..operator_dispatch import by_operator
 
 DOUBLE_BACKWARD = (
     "the fused loss has no second derivative: it never keeps the logits that one would need. "

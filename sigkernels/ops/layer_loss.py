@@ -17,7 +17,7 @@ from ..backends.interface import accumulate_dtype
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import LMLNLL, ConfusionLoss, Loss, RowLoss, TruncatedTopKEntropy
-from ..tracing import by_operator
+from ..operator_dispatch import by_operator
 from .confusion_loss import confusion_loss
 from .fused_loss import _RefuseDoubleBackward, _target_tensors, fused_loss
 from .lml import lml_nll, nll_rows_and_grad_

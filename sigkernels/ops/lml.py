@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from ..backends import by_name, forced_name, select
 from ..backends.interface import accumulate_dtype, sum_dtype
 from ..backends.torch_lml import Root
-from ..edge import check_reduction
+from ..validation import check_reduction
 from .row_loss import Entries, check_k, check_logits, entries, reduce_rows, split_targets
 
 _MODULES = {"cpu": "cpu_lml", "triton": "triton.lml", "torch": "torch_lml"}

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import backends
 from ..backends import torch_tiled
 from ..layer import Layer
-from ..tracing import by_operator
+from ..operator_dispatch import by_operator
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:

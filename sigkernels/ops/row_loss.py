@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import whole
-from ..edge import DTYPES, targets_for
 from ..labels import LabelSets
-from ..tracing import check_memory
+from ..validation import DTYPES, check_int, check_memory, check_targets
 
 
 class Entries(NamedTuple):
@@ -37,7 +35,7 @@ def entries(indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None
 
 def split_targets(targets: Any, z: Tensor) -> tuple[tuple[Tensor | None, Tensor | None], Tensor | None]:
     """Targets in any accepted form → ``(indices, offsets), dense``: one of the two is None, as an operator takes it."""
-    made = targets_for(targets, z.shape[:-1], z.shape[-1], z.device)
+    made = check_targets(targets, z.shape[:-1], z.shape[-1], z.device)
     return ((made.indices, made.offsets), None) if isinstance(made, LabelSets) else ((None, None), made)
 
 
@@ -66,4 +64,4 @@ def check_logits(z: Tensor, k: int) -> tuple[int, int]:
 
 def check_k(k: int) -> int:
     """Checks that k is a positive whole number, and returns it."""
-    return whole("k", k, 1)
+    return check_int("k", k, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import backends
 from ..layer import Layer
-from ..tracing import by_operator
+from ..operator_dispatch import by_operator
 
 
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backends.interface import accumulate_dtype, sum_dtype
-from ..edge import check_reduction
+from ..validation import check_reduction
 from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from ..checks import number
 from ..dft import check_dft
 from ..heads import DFTHead, Head
 from ..labels import LabelSets
+from ..validation import check_number
 from .question import Question
 
 
@@ -76,7 +76,7 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Que
 
 def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float) -> Question:
     """The question of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
-    tol, box = number("tol", tol), number("box", box)
+    tol, box = check_number("tol", tol), check_number("box", box)
     if tol < 0:
         raise ValueError(f"tol must be at least 0, got {tol}")
     if not box > 0:

@@ -1,23 +1,75 @@
-"""The public edge: arguments are checked and brought into one form here, once; code below trusts them."""
+"""The checks of arguments: each is checked once and brought into one form; code below the public functions trusts it.
+
+An error names the argument, the value and the remedy.
+"""
 
 from __future__ import annotations
 
+import math
+import numbers
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from .checks import whole
-from .dft import check_dft
-from .labels import LabelSets, tensor_of
 from .layer import Layer
-from .losses import Loss
-from .tracing import by_operator, check_memory
+from .operator_dispatch import by_operator
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_int(name: str, value: Any, least: int | None = None) -> int:
+    """``value`` as an int: Python's and numpy's integers and integer tensors of one entry pass, bools do not."""
+    if type(value) is not int:  # the usual case first: torch.compile follows it
+        value = _index(name, value)
+    if least is not None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def _index(name: str, value: Any) -> int:
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+    try:
+        if not is_bool:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be a whole number, got {value!r}")
+
+
+def check_number(name: str, value: Any, remedy: str = "give a Python number") -> float:
+    """``value`` as a finite number; numpy's and tensors ``[]`` pass, bools, strings, None and other tensors do not."""
+    if type(value) is not float and type(value) is not int:
+        if isinstance(value, Tensor) and value.ndim == 0 and not value.requires_grad and not value.is_complex():
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be a number, got {value!r}; {remedy}")
+        value = float(value)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}; {remedy}")
+    return value
+
+
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Refuses tensors whose numbers do not lie in one dense array of this process."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}; call {name}.to_dense()")
+    if type(tensor) is not Tensor and type(tensor) is not Parameter and _is_distributed(tensor):
+        raise TypeError(
+            f"{name} is a {type(tensor).__name__}, spread over processes, and the kernels read plain memory. Under FSDP2 "
+            'call torch.distributed.fsdp.register_fsdp_forward_method(head, "loss") once, and the same for each other '
+            "method that is called outside forward; else pass full_tensor() or to_local(). "
+            "DFTHead(…, process_group=…) spreads labels over processes by itself"
+        )
+
+
+def _is_distributed(tensor: Any) -> bool:
+    return hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local")  # DTensor, without importing it
 
 
 def check_dtype(dtype: Any) -> None:
@@ -32,14 +84,14 @@ def check_reduction(reduction: str) -> str:
 
 
 def check_loss(loss: Any, num_labels: int, device: torch.device) -> None:
-    if not isinstance(loss, Loss):
-        hint = f"; did you mean {loss.__name__}()?" if isinstance(loss, type) and issubclass(loss, Loss) else ""
+    if not isinstance(loss, losses.Loss):
+        hint = f"; did you mean {loss.__name__}()?" if isinstance(loss, type) and issubclass(loss, losses.Loss) else ""
         raise TypeError(f"loss must be a sigkernels loss such as BCE(), got {loss!r}{hint}")
     loss.check_labels(num_labels, device)
 
 
 def check_m(m: int, num_labels: int) -> int:
-    m = whole("m", m)
+    m = check_int("m", m)
     if not 1 <= m <= num_labels:
         raise ValueError(f"m must lie in 1 … num_labels = {num_labels}, got {m}")
     return m
@@ -64,7 +116,18 @@ def check_grad_into(grad_into: Any, weight: Tensor) -> None:
         raise ValueError("grad_into must not require a gradient itself; pass weight.grad or a plain tensor")
 
 
-def dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) -> tuple[Tensor, Layer]:
+def check_dft(num_labels: int, k: int) -> tuple[int, int]:
+    """Refuses an (n, k) for which a column of the DFT would vanish or repeat; returns both as plain ints."""
+    num_labels, k = check_int("num_labels", num_labels, 1), check_int("k", k, 0)
+    if 2 * k + 1 > num_labels:
+        raise ValueError(
+            f"k = {k} needs 2k+1 = {2 * k + 1} ≤ num_labels = {num_labels}: above that a DFT column vanishes or "
+            f"repeats. Use k ≤ {(num_labels - 1) // 2}; with so few labels a full nn.Linear costs no more."
+        )
+    return num_labels, k
+
+
+def check_dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) -> tuple[Tensor, Layer]:
     """Checks the arguments of a DFT operation; returns x as ``[B, D]`` and the layer, both in one dtype."""
     num_labels, k = check_dft(num_labels, k)
     _check_matrix("slack_weight", slack_weight)
@@ -72,10 +135,10 @@ def dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) -> tuple
         raise ValueError(
             f"slack_weight must have shape [num_labels, s] = [{num_labels}, s], got {tuple(slack_weight.shape)}"
         )
-    return flat(x, Layer(slack_weight, None, num_labels, k), "slack_weight")
+    return check_input(x, Layer(slack_weight, None, num_labels, k), "slack_weight")
 
 
-def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Layer]:
+def check_linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Layer]:
     """Checks the arguments of a linear operation; returns x as ``[B, d]`` and the layer, both in one dtype."""
     _check_matrix("weight", weight)
     if weight.shape[0] < 1:
@@ -85,7 +148,7 @@ def linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
             raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}")
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias must have shape [{weight.shape[0]}], got {tuple(bias.shape)}")
-    return flat(x, Layer(weight, bias, weight.shape[0], -1), "weight")
+    return check_input(x, Layer(weight, bias, weight.shape[0], -1), "weight")
 
 
 def _check_matrix(name: str, weight: Any) -> None:
@@ -95,7 +158,7 @@ def _check_matrix(name: str, weight: Any) -> None:
         raise ValueError(f"{name} must be two-dimensional, got shape {tuple(weight.shape)}")
 
 
-def flat(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
+def check_input(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     """Checks x against a layer; returns x as ``[B, D]`` and the layer, both in the dtype that autocast asks for."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
@@ -129,20 +192,22 @@ def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
         raise ValueError(f"{name} is on {tensor.device} and x on {device}; move both to one device")
 
 
-def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:
+def check_targets(
+    targets: Any, leading: torch.Size, num_labels: int, device: torch.device
+) -> labels.LabelSets | Tensor:
     """``targets`` in any accepted form → LabelSets, or a dense floating point tensor ``[B, n]`` in [0, 1]."""
     batch = leading.numel()
     if isinstance(targets, np.ndarray) and targets.dtype != object:  # an array of objects holds lists
-        targets = tensor_of("targets", targets).to(device)
+        targets = labels.tensor_of("targets", targets).to(device)
     if isinstance(targets, Tensor) and targets.layout == torch.strided:
         return _dense(targets, leading, num_labels, device)
-    if isinstance(targets, LabelSets):
+    if isinstance(targets, labels.LabelSets):
         sets = targets
     elif isinstance(targets, Tensor) or hasattr(targets, "tocsr"):
-        sets = LabelSets.from_csr(targets)
+        sets = labels.LabelSets.from_csr(targets)
         sets = sets if isinstance(targets, Tensor) else sets.to(device)
     elif isinstance(targets, Iterable) and not isinstance(targets, (str, bytes, dict)):
-        sets = LabelSets.from_lists(targets, num_labels).to(device)
+        sets = labels.LabelSets.from_lists(targets, num_labels).to(device)
     else:
         raise TypeError(
             "targets must be LabelSets, a dense [B, n] tensor or array, a sparse CSR matrix or a list of lists, "
@@ -157,7 +222,7 @@ def targets_for(targets: Any, leading: torch.Size, num_labels: int, device: torc
     return sets
 
 
-def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.device) -> LabelSets | Tensor:
+def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.device) -> labels.LabelSets | Tensor:
     if targets.shape != (*leading, num_labels):
         raise ValueError(
             f"dense targets must have shape {[*leading, num_labels]}, got {list(targets.shape)}; "
@@ -174,10 +239,13 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
     if by_operator(dense):  # there are no values to look at
         return dense if dense.is_floating_point() else dense.to(torch.float32)
     if not dense.is_floating_point():
-        return LabelSets.from_dense(dense)
+        return labels.LabelSets.from_dense(dense)
     # On an accelerator the check would make the host wait for the device at every step.
     if device.type == "cpu" and dense.numel():
         low, high = (bound.item() for bound in torch.aminmax(dense))
         if not (low >= 0 and high <= 1):
             raise ValueError(f"dense targets must lie in [0, 1], got values from {low} to {high}")
     return dense
+
+
+from . import labels, losses  # noqa: E402 (last, because they import the checks above)
