@@ -21,6 +21,19 @@ def is_argmaxable(W, active, bias=None) -> bool:
     return not _has_nonnegative_solution(rows)
 
 
+def is_top(W, active, bias=None) -> bool:
+    """Whether for some x every logit of the active labels is above every other, decided exactly from differences."""
+    chosen = set(map(int, active))
+    others = [j for j in range(len(W)) if j not in chosen]
+    full = [[Fraction(float(v)) for v in row] for row in W]
+    if bias is not None:
+        full = [[*row, Fraction(float(c))] for row, c in zip(full, bias, strict=True)]
+    rows = [[a - b for a, b in zip(full[i], full[j], strict=True)] for i in chosen for j in others]
+    if bias is not None and rows:
+        rows.append([Fraction(0)] * (len(rows[0]) - 1) + [Fraction(1)])
+    return not rows or not _has_nonnegative_solution(rows)
+
+
 def _has_nonnegative_solution(rows) -> bool:
     """Whether λ ≥ 0 exists with ``Σ λ_i rows_i = 0`` and ``Σ λ_i = 1``: phase one of the simplex method."""
     m, width = len(rows), len(rows[0])

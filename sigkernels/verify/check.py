@@ -167,7 +167,7 @@ def _roots(question: Question, active: ndarray, roots: ndarray | None) -> tuple[
 def _alternation(question: Question, active: ndarray, support: ndarray | None) -> str:
     """2k+2 labels of alternating sign need 2k+2 roots on the circle; a polynomial of degree k has at most 2k."""
     if not question.is_pure_dft:
-        return "alternations decide only a DFT without slack and without bias"
+        return "alternations decide only a DFT without slack, with one bias for all labels or none"
     if support is None or len(support) < 2 * question.k + 2:
         return f"it does not name the {2 * question.k + 2} labels that are needed"
     if support.min() < 0 or support.max() >= question.n:

@@ -13,6 +13,7 @@ from ..heads import DFTHead, Head
 from ..labels import LabelSets
 from ..validation import check_number
 from .question import Question
+from .rules import DecisionRule
 
 
 def as_numpy(name: str, value: Any) -> ndarray:
@@ -42,10 +43,15 @@ def as_numpy(name: str, value: Any) -> ndarray:
     return value
 
 
-def as_question(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Question, list[str]]:
+def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: DecisionRule) -> tuple[Question, list[str]]:
     """The question that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
     notes = []
     k = -1
+    if isinstance(classifier, (Head, torch.nn.Linear)):
+        own = getattr(classifier, "bias", None)
+        if own is not None and bias is not None:
+            raise ValueError("bias was given, but the classifier has a bias of its own: leave bias=None")
+        bias = own if bias is None else bias
     if isinstance(classifier, DFTHead):
         k, weight = classifier.k, as_numpy("slack_weight", classifier.slack_weight)
         if weight.shape[0] != classifier.num_labels:  # sharded over a process group: gather it
@@ -55,10 +61,6 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Que
             "rounded to float32 it would lose the guarantee"
         )
     elif isinstance(classifier, (Head, torch.nn.Linear)):
-        own = getattr(classifier, "bias", None)
-        if own is not None and bias is not None:
-            raise ValueError("bias was given, but the classifier has a bias of its own: leave bias=None")
-        bias = own if bias is None else bias
         weight = as_numpy("weight", classifier.weight)
     else:
         weight = as_numpy("head_or_matrix", classifier)
@@ -68,13 +70,17 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float) -> tuple[Que
             f"the verdicts are about the output layer: its projection from {projection.in_features} to "
             f"{projection.out_features} features cannot reach every x"
         )
-    question = checked_question(weight, bias, k, tol, box)
+    question = checked_question(weight, bias, k, tol, box, rule)
     if weight.dtype == np.float32 and k < 0:
         notes.append("the float32 weights are taken as the exact numbers they store")
+    if rule.is_free and k >= 0:
+        notes.append("a free threshold adds nothing to a DFT head: its first column is constant")
+    elif np.any(rule.logit()):
+        notes.append("the threshold's logit is part of the bias, rounded to float64")
     return question, notes
 
 
-def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float) -> Question:
+def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float, rule: DecisionRule) -> Question:
     """The question of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
     tol, box = check_number("tol", tol), check_number("box", box)
     if tol < 0:
@@ -94,7 +100,8 @@ def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float) -> 
             raise ValueError(f"bias must have shape ({weight.shape[0]},) like the labels of W, got {bias.shape}")
         if not np.any(bias):
             bias = None
-    return Question(weight, bias, k, tol, box)
+    rule.check_shape(weight.shape[0])
+    return Question(weight, bias, k, tol, box, rule)
 
 
 def as_label_sets(label_sets: Any, num_labels: int) -> LabelSets:

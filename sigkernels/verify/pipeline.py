@@ -20,6 +20,7 @@ from .newton import motzkin, newton, newton_on_all_rows
 from .progress import Progress
 from .question import Question, active_labels, distinct_sets
 from .report import Report, StageReport
+from .rules import DecisionRule
 from .threads import one_blas_thread
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
 
@@ -42,6 +43,9 @@ def verify(
     device: str = "cpu",
     executor: Executor | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
+    *,
+    rule: str = "threshold",
+    threshold: Any = None,
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
@@ -60,6 +64,10 @@ def verify(
         executor: a ``concurrent.futures.Executor`` for the linear programs and the exact stage.
         progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a
             function that is called with (sets decided, sets in all).
+        rule: which labels are predicted: ``"threshold"``, those with a probability above the threshold; ``"topk"``, as
+            many as the set has, with the highest logits; ``"argmax"``, the one with the highest logit.
+        threshold: for ``rule="threshold"``: a probability (0.5 unless given), one for each label ``[n]``, or
+            ``"free"``: chosen for each input, as one more feature.
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
@@ -69,13 +77,14 @@ def verify(
     if not isinstance(device, str):
         device = str(device)
     xp = namespace(device)
-    question, notes = as_question(head_or_matrix, bias, tol, box)
+    question, notes = as_question(head_or_matrix, bias, tol, box, DecisionRule.of(rule, threshold))
     if not question.is_dense:
         notes.append(
             f"W would have {question.n * question.d:,} entries and is not formed: only closed forms were tried, "
             "so THIN sets may have a larger radius"
         )
     given = as_label_sets(label_sets, question.n)
+    question.rule.check_sets(given)
     sets, inverse = distinct_sets(active_labels(given))
 
     with one_blas_thread(), Progress(progress, len(sets)) as bar:
@@ -165,12 +174,16 @@ def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
             ledger.offer(i, roots_certificate(sets[i], question.n))
         elif question.is_pure_dft:
             ledger.offer(i, alternation_certificate(sets[i], question.n, question.k))
-    if question.bias is not None:
+    # The first column is constant: it takes up what is common to the biases.
+    shift = 0.0 if question.bias is None else -math.sqrt(question.n) * float(np.median(question.bias))
+    room = question.box - abs(shift)
+    if room <= 0:
         return
     for start in range(0, len(few), 256):
         part = np.array(few[start : start + 256])
         x = np.zeros((len(part), question.d))
         for row, i in enumerate(part):
             x[row, : question.dft_columns] = notch_polynomial(sets[int(i)], question.n, question.k)
-        x *= question.box / np.max(np.abs(x), axis=1, keepdims=True)
+        x *= room / np.max(np.abs(x), axis=1, keepdims=True)
+        x[:, 0] += shift
         ledger.offer_found(Found(part, np.clip(x, -question.box, question.box), [], []))

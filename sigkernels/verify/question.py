@@ -11,6 +11,7 @@ from numpy import ndarray
 from ..labels import LabelSets
 from .circle import LOW_ERROR, dft_low
 from .rounding import SLOP, U, gamma, row_norms
+from .rules import DecisionRule
 
 
 @lru_cache(maxsize=2)
@@ -77,21 +78,52 @@ def _within_range(weight: ndarray, bias: ndarray | None, k: int) -> tuple[ndarra
     return scaled[0], None if bias is None else scaled[1]
 
 
+def _shifted(bias: ndarray | None, rule: DecisionRule, n: int) -> ndarray | None:
+    """The bias [n] minus what the rule compares logits with, rounded to float64; None where nothing is left."""
+    logit = rule.logit()
+    if not np.any(logit):
+        return bias
+    shifted = np.broadcast_to(0.0 if bias is None else bias, (n,)) - logit
+    return shifted if np.any(shifted) else None
+
+
+def _typical_norm(weight: ndarray) -> float:
+    """The power of two nearest to the median norm of the rows that are not zero; 1 where there is none."""
+    norms = row_norms(weight)[1]
+    norms = norms[norms > 0]
+    return 2.0 ** round(math.log2(float(np.median(norms)))) if norms.size else 1.0
+
+
 class Question:
     """``z = [W_dft(n, k) | weight] x + bias`` on n labels, inputs ``|x_j| ≤ box``; ``k = -1`` without a DFT part.
 
     The stored ``weight`` and ``bias`` are taken as exact numbers (times one power of two, where they are huge or tiny:
     a question of signs). The DFT part means the true (irrational) matrix; its
-    float64 rounding is used in computations and its error enters every proof.
+    float64 rounding is used in computations and its error enters every proof. A threshold of the rule is part of the
+    bias; one that is free is a last column of W, constant and as long as a typical row.
     """
 
-    def __init__(self, weight: ndarray, bias: ndarray | None, k: int, tol: float, box: float):
+    def __init__(
+        self,
+        weight: ndarray,
+        bias: ndarray | None,
+        k: int,
+        tol: float,
+        box: float,
+        rule: DecisionRule = DecisionRule(),  # noqa: B008 (frozen)
+    ):
         self.stored, self.stored_bias = weight, bias  # [n, s] and [n], as they came in
-        self.weight, self.bias = _within_range(weight, bias, k)
+        self.rule = rule
         self.n = weight.shape[0]
         self.k = k
+        self.weight, self.bias = _within_range(weight, _shifted(bias, rule, self.n), k)
         self.dft_columns = 2 * k + 1 if k >= 0 else 0
-        self.d = self.dft_columns + weight.shape[1]
+        self.inputs = self.dft_columns + weight.shape[1]  # features of the classifier
+        self.threshold_unit = 0.0  # the entries of the threshold's column
+        if rule.is_free and k < 0:  # the first column of a DFT is constant already
+            self.threshold_unit = _typical_norm(self.weight)
+            self.weight = np.column_stack([self.weight, np.full(self.n, self.threshold_unit)])
+        self.d = self.dft_columns + self.weight.shape[1]
         self.tol = float(tol)
         self.box = float(box)
         # Of the DFT columns: in float64, and together with their low parts.
@@ -151,8 +183,9 @@ class Question:
 
     @cached_property
     def is_pure_dft(self) -> bool:
-        """Whether logits are trigonometric polynomials of degree k, and no more: no slack (or zeros), no bias."""
-        return self.k >= 0 and self.bias is None and not self.weight.any()
+        """Whether logits are trigonometric polynomials of degree k: no slack (or zeros), no bias (or a constant)."""
+        constant = self.bias is None or bool(np.all(self.bias == self.bias[0]))
+        return self.k >= 0 and constant and not self.weight.any()
 
     @cached_property
     def trivial_radius(self) -> float:

@@ -13,7 +13,7 @@ from numpy import ndarray
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .check import prove
-from .inputs import as_question
+from .inputs import as_question, checked_question
 from .ledger import CLOSED, Ledger
 from .question import Question, active_labels
 from .threads import one_blas_thread
@@ -137,6 +137,9 @@ class Report:
     def witness(self, i: int) -> ndarray | None:
         """An input x ``[d]`` that predicts set i, or None when none is known.
 
+        With a free threshold (``rule="topk"``, ``"argmax"``) the labels of the set are those with a logit above
+        :meth:`logit_threshold`.
+
         For a set proved by ``roots`` these are the coefficients of a polynomial with the right signs, rounded to
         float64: the proof is the certificate, and the rounding may have lost signs that are closer to zero than
         1e-16.
@@ -149,21 +152,31 @@ class Report:
             x = np.zeros(self.question.d)
             x[: self.question.dft_columns] = notch_polynomial(self.sets[i].numpy(), self.question.n, self.question.k)
             return x * (self.question.box / np.max(np.abs(x)))
-        return certificate.witness
+        return None if certificate.witness is None else certificate.witness[: self.question.inputs]
+
+    def logit_threshold(self, i: int) -> Any:
+        """What the logits at ``witness(i)`` are compared with: a number, or one for each label ``[n]``."""
+        witness = self.certificate(i).witness
+        if self.question.threshold_unit and witness is not None:
+            return -self.question.threshold_unit * witness[-1]
+        return self.question.rule.logit()
 
     def check(self, head_or_matrix: Any = None, bias: Any = None) -> CheckResult:
         """Prove every line again from (W, y, certificate) alone, without any solver.
 
-        ``head_or_matrix``: check against this classifier instead of the one in the report.
+        ``head_or_matrix``, ``bias``: check against this classifier instead of the one in the report; a bias alone
+        replaces that of the report. The rule and its threshold are the report's.
         """
         question = self.question
         if head_or_matrix is not None:
-            question, _ = as_question(head_or_matrix, bias, question.tol, question.box)
+            question, _ = as_question(head_or_matrix, bias, question.tol, question.box, question.rule)
             if (question.n, question.d) != (self.question.n, self.question.d):
                 raise ValueError(
-                    f"head_or_matrix is {question.n} × {question.d}, "
-                    f"the report is about {self.question.n} × {self.question.d}"
+                    f"head_or_matrix is {question.n} × {question.inputs}, "
+                    f"the report is about {self.question.n} × {self.question.inputs}"
                 )
+        elif bias is not None:
+            question = checked_question(question.stored, bias, question.k, question.tol, question.box, question.rule)
         columns = (self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self.stage)
         if any(len(column) != len(self.sets) for column in columns):
             raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
@@ -194,7 +207,8 @@ class Report:
         """A few lines of text: the verdicts, the radii, the stages, the notes."""
         total = max(1, len(self))
         lines = [
-            f"{len(self)} label sets, {self.question.n} labels, {self.question.d} features (tol {self.question.tol:g})"
+            f"{len(self)} label sets, {self.question.n} labels, {self.question.inputs} features "
+            f"(tol {self.question.tol:g}); predicted: {self.question.rule}"
         ]
         for name, count in self.counts().items():
             if count:
@@ -253,7 +267,10 @@ class Report:
 
     @classmethod
     def load(cls, path: str | Path, head_or_matrix: Any = None, bias: Any = None) -> Report:
-        """Read a saved report; ``head_or_matrix`` is needed when it was saved without its matrix."""
+        """Read a saved report; ``head_or_matrix`` is needed when it was saved without its matrix.
+
+        ``bias`` alone replaces the bias in the file.
+        """
         from .report_file import load_report
 
         return load_report(path, head_or_matrix, bias)

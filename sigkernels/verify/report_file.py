@@ -16,10 +16,11 @@ from numpy import ndarray
 
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
-from .inputs import as_question, checked_question
+from .inputs import as_numpy, as_question, checked_question
 from .report import Report, StageReport
+from .rules import DecisionRule
 
-FORMAT = 1
+FORMAT = 2
 VECTORS = ("witness", "support", "multipliers", "roots")  # of a certificate
 LINES = ("verdicts", "radius_lo", "radius_hi", "proof_of", "stage")  # one entry per label set
 
@@ -46,8 +47,11 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
         arrays["weight"] = p.stored
         if p.stored_bias is not None:
             arrays["bias"] = p.stored_bias
-    meta = {"format": FORMAT, "n": p.n, "slack": p.weight.shape[1], "k": p.k, "tol": p.tol, "box": p.box}
-    meta |= {"bias": p.bias is not None, "stages": [list(s) for s in report.stages], "notes": report.notes}
+    meta = {"format": FORMAT, "n": p.n, "slack": p.stored.shape[1], "k": p.k, "tol": p.tol, "box": p.box}
+    meta |= {"bias": p.stored_bias is not None, "stages": [list(s) for s in report.stages], "notes": report.notes}
+    meta |= {"rule": p.rule.name, "threshold": p.rule.threshold}
+    if isinstance(p.rule.threshold, ndarray):
+        arrays["threshold"], meta["threshold"] = p.rule.threshold, None
     arrays["meta"] = np.array(json.dumps(meta))
     with open(path, "wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -61,21 +65,31 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
         shape, tol, box = (meta["n"], meta["slack"], meta["k"]), meta["tol"], meta["box"]
         if meta["format"] != FORMAT:
             raise ValueError(f"its format is {meta['format']}, and this version reads format {FORMAT}")
+        threshold = data["threshold"] if meta["threshold"] is None else meta["threshold"]
+        rule = DecisionRule.of(meta["rule"], threshold)
     except (ValueError, TypeError, KeyError) as error:
         raise _unusable(path, error) from None
     if head_or_matrix is None and "weight" not in data:
         raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
     if head_or_matrix is not None:
-        question, _ = as_question(head_or_matrix, bias, tol, box)
-        if (question.n, question.weight.shape[1], question.k) != shape:
+        question, _ = as_question(head_or_matrix, bias, tol, box, rule)
+        if (question.n, question.stored.shape[1], question.k) != shape:
             raise ValueError(
-                f"head_or_matrix has {question.n} labels, {question.weight.shape[1]} columns and k = {question.k}; "
+                f"head_or_matrix has {question.n} labels, {question.stored.shape[1]} columns and k = {question.k}; "
                 f"the report is about {meta['n']}, {meta['slack']} and k = {meta['k']}"
+            )
+        if meta.get("bias") and question.stored_bias is None:
+            raise ValueError(f"{path} is about a classifier with a bias: pass bias= beside head_or_matrix=")
+    elif bias is not None:
+        data["bias"] = as_numpy("bias", bias)
+        if data["bias"].shape != shape[:1]:
+            raise ValueError(
+                f"bias must have shape ({shape[0]},) like the labels of the report, got {data['bias'].shape}"
             )
     try:
         if head_or_matrix is None:
-            question = checked_question(data["weight"], data.get("bias"), meta["k"], tol, box)
-            if (question.n, question.weight.shape[1], question.k) != shape:
+            question = checked_question(data["weight"], data.get("bias"), meta["k"], tol, box, rule)
+            if (question.n, question.stored.shape[1], question.k) != shape:
                 raise ValueError(f"its matrix has shape {data['weight'].shape}, and {shape[:2]} was expected")
         sets = LabelSets(torch.from_numpy(data["indices"]), torch.from_numpy(data["offsets"]), question.n)
         for name in LINES:

@@ -1,0 +1,171 @@
+"""Decision rules: thresholds as biases, free thresholds, the highest logits; each against exact rational programs."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from verify_oracle import KINDS, degenerate_matrix, is_argmaxable, is_top
+
+import sigkernels as sk
+from sigkernels.verify import Report, verify
+
+YES = ("ARGMAXABLE", "THIN")
+
+
+def random_sets(rng, n, count):
+    return [np.flatnonzero(rng.random(n) < rng.choice([0.2, 0.5, 0.8])).tolist() for _ in range(count)]
+
+
+def decided(report):
+    assert report.check(), report.check()
+    assert report.counts()["UNDECIDED"] == report.counts()["NOT_EPS"] == 0
+    return [v in YES for v in report.verdicts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("biased", (False, True))
+def test_fuzzed_top_sets_agree_with_exact_rational_programs(kind, biased):
+    rng = np.random.default_rng(KINDS.index(kind))
+    for _ in range(4):
+        n, d = int(rng.integers(1, 8)), int(rng.integers(1, 4))
+        W = degenerate_matrix(rng, kind, n, d)
+        bias = rng.integers(-2, 3, n).astype(float) if biased else None
+        sets = random_sets(rng, n, 5)
+        truth = [is_top(W, s, bias) for s in sets]
+        assert decided(verify(W, sets, bias=bias, rule="topk")) == truth
+        assert decided(verify(W, sets, bias=bias, threshold="free")) == truth
+        assert decided(verify(W, [[i] for i in range(n)], bias=bias, rule="argmax")) == [
+            is_top(W, [i], bias) for i in range(n)
+        ]
+
+
+@pytest.mark.parametrize("kind", ("gaussian", "integers", "zero rows", "thin"))
+@pytest.mark.parametrize("biased", (False, True))
+def test_fuzzed_thresholds_agree_with_exact_rational_programs(kind, biased):
+    rng = np.random.default_rng(50 + KINDS.index(kind))
+    for _ in range(4):
+        n, d = int(rng.integers(1, 8)), int(rng.integers(1, 4))
+        W = degenerate_matrix(rng, kind, n, d)
+        bias = rng.standard_normal(n) if biased else None
+        sets = random_sets(rng, n, 5)
+        for threshold in (0.3, rng.uniform(0.05, 0.95, n)):
+            shifted = (0.0 if bias is None else bias) - (np.log(threshold) - np.log1p(-threshold)) * np.ones(n)
+            truth = [is_argmaxable(W, s, shifted) for s in sets]
+            assert decided(verify(W, sets, bias=bias, threshold=threshold)) == truth
+
+
+def test_a_threshold_makes_sets_possible_and_impossible():
+    W = np.array([[1.0], [-1.0]])
+    assert verify(W, [[0, 1], []], threshold=0.3).verdicts.tolist() == ["ARGMAXABLE", "UNARGMAXABLE"]
+    assert verify(W, [[0, 1], []], threshold=0.5).verdicts.tolist() == ["UNARGMAXABLE", "UNARGMAXABLE"]
+    assert verify(W, [[0, 1], []], threshold=0.7).verdicts.tolist() == ["UNARGMAXABLE", "ARGMAXABLE"]
+    assert verify(W, [[0, 1], []], threshold="free").verdicts.tolist() == ["ARGMAXABLE", "ARGMAXABLE"]
+
+
+@pytest.mark.parametrize("threshold", (0.2, 0.5, 0.9))
+def test_witnesses_are_what_predict_predicts(threshold):
+    torch.manual_seed(0)
+    head = sk.LinearHead(4, 25, dtype=torch.float64)
+    sets = head.predict(torch.randn(30, 4, dtype=torch.float64), threshold)
+    report = verify(head, sets, threshold=threshold)
+    assert report.counts()["ARGMAXABLE"] == 30
+    x = torch.from_numpy(np.stack([report.witness(i) for i in range(30)]))
+    assert head.predict(x, threshold) == sets
+    assert report.logit_threshold(0) == pytest.approx(math.log(threshold / (1 - threshold)))
+
+
+def test_witnesses_of_top_sets_have_the_highest_logits():
+    rng = np.random.default_rng(0)
+    W, bias = rng.standard_normal((30, 4)), rng.standard_normal(30)
+    sets = [np.sort(np.argsort(-(W @ x + bias))[:3]) for x in rng.standard_normal((20, 4))]
+    report = verify(W, sets, bias=bias, rule="topk")
+    assert report.counts()["ARGMAXABLE"] == 20 and report.question.inputs == 4
+    for i, active in enumerate(sets):
+        logits = W @ report.witness(i) + bias
+        assert sorted(np.argsort(-logits)[:3]) == active.tolist()
+        assert np.flatnonzero(logits > report.logit_threshold(i)).tolist() == active.tolist()
+
+
+def test_a_class_inside_the_hull_of_the_others_never_wins():
+    W = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [0.1, 0.1]])
+    report = verify(W, [[0], [1], [2], [3]], rule="argmax")
+    assert report.verdicts.tolist() == ["ARGMAXABLE"] * 3 + ["UNARGMAXABLE"] and report.check()
+
+
+@pytest.mark.parametrize("rule", ("topk", "argmax"))
+def test_a_dft_head_needs_no_column_for_a_free_threshold(rule):
+    head = sk.DFTHead(5, 16, 2)
+    sets = [[i] for i in range(16)] if rule == "argmax" else list(map(list, itertools.combinations(range(16), 2)))
+    report = verify(head, sets, rule=rule)
+    assert all(v in YES for v in report.verdicts) and report.question.d == 5 and report.check()
+    assert any("adds nothing" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("threshold", (0.1, 0.9))
+def test_a_threshold_on_a_dft_head_changes_no_verdict(threshold):
+    head = sk.DFTHead(5, 40, 2)
+    sets = [[1], [3, 20], [], list(range(40)), list(range(0, 40, 2)), [0, 10, 20]]
+    report, usual = verify(head, sets, threshold=threshold), verify(head, sets)
+    assert decided(report) == decided(usual)
+    assert report.counts() == usual.counts()
+    assert {report.certificate(i).kind for i in (4, 5)} == {"alternation"}
+
+
+@pytest.mark.parametrize("scale", (2.0**-600, 2.0**600))
+def test_a_free_threshold_does_not_depend_on_the_scale_of_the_matrix(scale):
+    W = np.random.default_rng(0).standard_normal((8, 2))
+    sets = [[0], [1, 5], [2, 3, 4]]
+    plain, scaled = (verify(m, sets, rule="topk", radius=True) for m in (W, W * scale))
+    assert plain.verdicts.tolist() == scaled.verdicts.tolist()
+    assert scaled.radius_lo == pytest.approx(plain.radius_lo, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", ({"threshold": 0.2}, {"threshold": np.linspace(0.1, 0.9, 12)}, {"rule": "topk"}))
+@pytest.mark.parametrize("matrix", (True, False))
+def test_a_saved_report_knows_its_rule(tmp_path, options, matrix):
+    W, bias = np.random.default_rng(3).standard_normal((12, 3)), np.linspace(-1, 1, 12)
+    sets = [np.flatnonzero(np.random.default_rng(i).random(12) < 0.3).tolist() for i in range(12)]
+    report = verify(W, sets, bias=bias, **options)
+    assert len(set(map(str, report.verdicts))) > 1
+    report.save(tmp_path / "r.npz", matrix=matrix)
+    loaded = Report.load(tmp_path / "r.npz") if matrix else Report.load(tmp_path / "r.npz", W, bias)
+    assert loaded.check() and loaded.summary() == report.summary()
+    assert loaded.check(W, bias) and not loaded.check(W, -bias)
+    assert str(loaded.question.rule) == str(report.question.rule) in loaded.summary()
+
+
+def test_a_bias_alone_replaces_that_of_the_report(tmp_path):
+    W, bias = np.array([[1.0], [-1.0]]), np.array([1.0, 1.0])
+    report = verify(W, [[0, 1]], bias=bias)
+    assert report.verdicts[0] == "ARGMAXABLE"
+    assert report.check() and report.check(bias=bias) and not report.check(bias=-bias)
+    report.save(tmp_path / "r.npz")
+    assert Report.load(tmp_path / "r.npz", bias=bias).check()
+    assert not Report.load(tmp_path / "r.npz", bias=-bias).check()
+    for read in (report.check, lambda bias: Report.load(tmp_path / "r.npz", bias=bias)):
+        with pytest.raises(ValueError, match="bias must have shape"):
+            read(bias=np.ones(3))
+    with pytest.raises(ValueError, match="with a bias: pass bias="):
+        Report.load(tmp_path / "r.npz", W)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"rule": "softmax"}, ValueError, "rule='softmax': use one of 'threshold', 'topk', 'argmax'"),
+        ({"threshold": 0.0}, ValueError, "strictly between 0 and 1, got 0.0"),
+        ({"threshold": 1}, ValueError, "strictly between 0 and 1, got 1"),
+        ({"threshold": math.nan}, ValueError, "threshold must be finite"),
+        ({"threshold": [0.5, math.nan, 0.5]}, ValueError, "strictly between"),
+        ({"threshold": "any"}, ValueError, "threshold='any'"),
+        ({"threshold": ["a", "b", "c"]}, TypeError, "threshold must hold one probability"),
+        ({"threshold": [0.5, 0.5]}, ValueError, r"one for each of the 3 labels, got shape \(2,\)"),
+        ({"threshold": 0.4, "rule": "topk"}, ValueError, "leave threshold=None"),
+        ({"rule": "argmax"}, ValueError, r"label_sets\[1\] has 2 labels"),
+    ],
+)
+def test_bad_rules(options, error, message):
+    with pytest.raises(error, match=message):
+        verify(np.eye(3), [[0], [1, 2]], **options)
