@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from ..checks import number
 from ..labels import LabelSets
+from ..validation import number
 
 RULES = ("threshold", "topk", "argmax")
 FREE = "free"
