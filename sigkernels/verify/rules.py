@@ -16,7 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from ..labels import LabelSets
-from ..validation import number
+from ..validation import check_number
 
 RULES = ("threshold", "topk", "argmax")
 FREE = "free"
@@ -45,7 +45,7 @@ class DecisionRule:
                 raise ValueError(f'threshold={threshold!r}: use a probability, one for each label, or "free"')
             return cls(rule, FREE)
         if np.ndim(threshold) == 0:
-            return cls(rule, _inside(number("threshold", threshold, 'give a probability, or "free"')))
+            return cls(rule, _inside(check_number("threshold", threshold, 'give a probability, or "free"')))
         try:
             values = np.array(threshold.detach().cpu() if hasattr(threshold, "detach") else threshold, dtype=np.float64)
         except (TypeError, ValueError):
