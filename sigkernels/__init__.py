@@ -6,6 +6,7 @@ label sets, a **loss** (``BCE``, …) says what is measured.
 
 from . import datasets, functional, metrics, signs
 from .backends import available_backends, backend, backend_status
+from .clip import clip_grad_norm_
 from .dft import dft_matrix
 from .estimator import MultiLabelClassifier
 from .heads import DFTHead, Head, LinearHead
@@ -38,6 +39,7 @@ __all__ = [
     "available_backends",
     "backend",
     "backend_status",
+    "clip_grad_norm_",
     "datasets",
     "dft_matrix",
     "functional",

@@ -10,125 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import functional, ops, validation
+from . import validation
 from .dft import check_dft, dft_matrix, prior_coefficient
-from .labels import LabelSets
+from .head_base import Head, check_shape
 from .layer import Layer
-from .losses import BCE, ConfusionLoss, Loss, RowLoss
 from .sharding import LabelShard
 from .validation import check_int, check_memory, check_number
 
+__all__ = ["DFTHead", "Head", "LinearHead"]
+
 _DRAW_ROWS = 65536  # labels whose slack is drawn at a time
-
-
-class Head(nn.Module):
-    """What every head does. ``h`` is ``[..., in_features]``; ``n`` is ``num_labels``."""
-
-    in_features: int
-    num_labels: int
-    shard: LabelShard | None = None  # this rank's labels, where they are spread over processes
-
-    def features(self, h: Tensor) -> Tensor:
-        """The input of the classifier matrix, ``[..., D]``."""
-        raise NotImplementedError
-
-    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
-        """(features ``[..., D]``, the same as ``[B, D]``, the layer)."""
-        raise NotImplementedError
-
-    def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """The classifier matrix W, ``[n, D]``."""
-        raise NotImplementedError
-
-    def _check_input(self, h: Any) -> None:
-        if not isinstance(h, Tensor):
-            raise TypeError(f"h must be a tensor, got {type(h).__name__}")
-        if h.ndim < 1 or h.shape[-1] != self.in_features:
-            raise ValueError(
-                f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
-            )
-        check_memory("h", h)
-        check_memory("the head's weight", self._label_weight())
-
-    def forward(self, h: Tensor) -> Tensor:
-        """Logits, ``[..., n]``. ``loss``, ``topk`` and ``predict`` do without this array."""
-        x, flat, layer = self._flat(h)
-        z = ops.logits(flat, layer)
-        if self.shard is not None:
-            z = self.shard.gather(z, 1)
-        return z.reshape(*x.shape[:-1], self.num_labels)
-
-    def loss(
-        self,
-        h: Tensor,
-        targets: Any,
-        loss: Loss = BCE(),  # noqa: B008 (frozen)
-        reduction: str = "mean",
-        *,
-        accumulate_grad: bool = False,
-    ) -> Tensor:
-        """The loss against ``targets``, fused with the layer: no ``[B, n]`` array is made.
-
-        Args:
-            targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
-            loss: what is measured, with all its settings. Losses of whole rows (``LMLNLL``,
-                ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
-            reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
-                columns (``SigmoidF1``, …) average over labels, losses of rows over rows; see their docstrings.
-            accumulate_grad: add the gradient of the label weights straight into their ``.grad`` during the
-                forward pass. Saves a fresh ``[n, s]`` array per step at very large n; use it with
-                ``optimizer.zero_grad(set_to_none=False)``, and only for losses that are sent backward.
-        """
-        x, flat, layer = self._flat(h)
-        if self.shard is not None and isinstance(loss, (ConfusionLoss, RowLoss)):
-            raise ValueError(
-                f"{type(loss).__name__} needs all labels of a row or a batch at once, and this head keeps its labels on "
-                f"{self.shard.world} ranks; use a loss over single labels such as BCE(), or take the logits head(h)"
-            )
-        into = self._grad_buffer(layer) if accumulate_grad and torch.is_grad_enabled() else None
-        value = functional._loss(x, flat, layer, targets, loss, reduction, into)
-        return value if self.shard is None else self.shard.sum(value)
-
-    def topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label.
-
-        Gradients reach the values, as through ``torch.topk``; where labels are spread over processes they do not.
-        """
-        x, flat, layer = self._flat(h)
-        if self.shard is None:
-            return functional._topk(x, flat, layer, m)
-        m = validation.check_m(m, self.num_labels)
-        with torch.no_grad():
-            values, labels = self.shard.merge_topk(*ops.topk(flat, layer, min(m, layer.num_rows)), m)
-        return values.reshape(*x.shape[:-1], m), labels.reshape(*x.shape[:-1], m)
-
-    @torch.no_grad()
-    def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
-        """The labels whose probability is above ``threshold``, one set per row of ``h``."""
-        threshold = check_number("threshold", threshold, "a threshold is a probability in [0, 1]")
-        if not 0.0 <= threshold <= 1.0:
-            raise ValueError(f"threshold is a probability and must lie in [0, 1], got {threshold}")
-        _, flat, layer = self._flat(h)
-        if threshold in (0.0, 1.0):
-            bound = math.inf if threshold else -math.inf
-        else:
-            bound = math.log(threshold) - math.log1p(-threshold)
-        sets = ops.predict(flat, layer, bound)
-        return sets if self.shard is None else self.shard.merge_sets(sets)
-
-    def _grad_buffer(self, layer: Layer) -> Tensor:
-        weight = self._label_weight()
-        if not weight.requires_grad or layer.weight is not weight:
-            raise ValueError(
-                "accumulate_grad needs label weights that require a gradient and are used as they are: "
-                "not under autocast to another dtype"
-            )
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        return weight.grad
-
-    def _label_weight(self) -> Tensor:
-        raise NotImplementedError
 
 
 class DFTHead(Head):
@@ -175,25 +66,32 @@ class DFTHead(Head):
         self.shard = None if process_group is None else LabelShard(num_labels, process_group)
         rows = num_labels if self.shard is None else self.shard.stop - self.shard.start
         self.slack_weight = nn.Parameter(torch.empty(rows, slack, device=device, dtype=dtype))
+        self._starts_at_prior = init_prior
         self.reset_parameters()
-        if init_prior:
-            self.init_prior()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws the projection and the slack as ``nn.Linear`` does; with one seed, the same on any number of ranks."""
+        """Draws the parameters as the constructor does; with one seed, the same on any number of ranks.
+
+        Projection and slack are drawn as ``nn.Linear`` draws them; the bias starts at the prior if ``init_prior`` was set.
+        """
         self.proj.reset_parameters()
         bound = 1 / math.sqrt(max(self.slack, 1))
         if self.shard is None:
-            self.slack_weight.uniform_(-bound, bound)
-            return
+            nn.init.uniform_(self.slack_weight, -bound, bound)
+        else:
+            self._draw_own_labels(self.shard, bound)
+        if self._starts_at_prior:
+            self.init_prior()
+
+    def _draw_own_labels(self, shard: LabelShard, bound: float) -> None:
         for tensor in self.proj.parameters():
-            self.shard.broadcast(tensor)
+            shard.broadcast(tensor)
         # Draw everybody's labels and keep the own.
         for count, keep in (
-            (self.shard.start, False),
+            (shard.start, False),
             (len(self.slack_weight), True),
-            (self.num_labels - self.shard.stop, False),
+            (self.num_labels - shard.stop, False),
         ):
             for at in range(0, count, _DRAW_ROWS):
                 rows = self.slack_weight[at : at + _DRAW_ROWS]
@@ -209,6 +107,7 @@ class DFTHead(Head):
     @classmethod
     def from_spmlbl(cls, state_dict: Mapping[str, Tensor], k: int) -> DFTHead:
         """Loads a published layer: ``proj.weight [D, e]``, ``proj.bias [D]`` and ``Ws.weight [n, s]``."""
+        k = check_int("k", k, 0)
         wanted = ("proj.weight", "proj.bias", "Ws.weight")
         missing = [key for key in wanted if key not in state_dict]
         if missing:
@@ -238,9 +137,12 @@ class DFTHead(Head):
         head.load_state_dict({"proj.weight": weight, "proj.bias": bias, "slack_weight": slack})
         return head
 
-    def features(self, h: Tensor) -> Tensor:
-        self._check_input(h)
+    def _project(self, h: Tensor) -> Tensor:
+        self._check_projection(self.proj, h, 2 * self.k + 1 + self.slack)
         return self.proj(h)
+
+    def _plain_logits(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self._matrix(self.slack_weight, x.dtype))
 
     def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
         x = self.features(h)
@@ -251,16 +153,24 @@ class DFTHead(Head):
             x, Layer(self.slack_weight, None, self.num_labels, self.k, start), "slack_weight"
         )
 
-    def _label_weight(self) -> Tensor:
-        return self.slack_weight
+    def _label_parameters(self) -> Mapping[str, Tensor]:
+        return {"slack_weight": self.slack_weight}
+
+    def _check_parameters(self) -> None:
+        rows = self.num_labels if self.shard is None else self.shard.stop - self.shard.start
+        check_shape("slack_weight", self.slack_weight, (rows, self.slack))
 
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W = [W_dft | S]``, ``[n, 2k+1+slack]``; the DFT part is made in float64 and rounded once."""
-        dft = dft_matrix(self.num_labels, self.k, dtype=dtype, device=self.slack_weight.device)
-        return torch.cat([dft, self._whole_slack().to(dtype)], dim=1)
+        return self._matrix(self._whole_slack(), dtype)
+
+    def _matrix(self, slack: Tensor, dtype: torch.dtype) -> Tensor:
+        dft = dft_matrix(self.num_labels, self.k, dtype=dtype, device=slack.device)
+        return torch.cat([dft, slack.to(dtype)], dim=1)
 
     def _whole_slack(self) -> Tensor:
         slack = self.slack_weight.detach()
+        check_memory("slack_weight", slack)
         return slack if self.shard is None else self.shard.gather(slack, 0)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -338,19 +248,30 @@ class LinearHead(Head):
         share = active / self.num_labels
         self.bias.fill_(math.log(share) - math.log1p(-share))
 
-    def features(self, h: Tensor) -> Tensor:
-        self._check_input(h)
-        return h if self.proj is None else self.proj(h)
+    def _project(self, h: Tensor) -> Tensor:
+        if self.proj is None:
+            return h
+        self._check_projection(self.proj, h, self.bottleneck or self.in_features)
+        return self.proj(h)
+
+    def _plain_logits(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
 
     def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
         x = self.features(h)
         return x, *validation.check_linear_layer(x, self.weight, self.bias)
 
-    def _label_weight(self) -> Tensor:
-        return self.weight
+    def _label_parameters(self) -> Mapping[str, Tensor]:
+        return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+
+    def _check_parameters(self) -> None:
+        check_shape("weight", self.weight, (self.num_labels, self.bottleneck or self.in_features))
+        if self.bias is not None:
+            check_shape("bias", self.bias, (self.num_labels,))
 
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W [n, d]``, a copy in ``dtype``."""
+        check_memory("weight", self.weight)
         return self.weight.detach().to(dtype, copy=True)
 
     def extra_repr(self) -> str:

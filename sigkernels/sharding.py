@@ -1,4 +1,4 @@
-"""Labels spread over processes: each rank keeps a contiguous range of them.
+"""Heads that are sharded over processes: each rank keeps a contiguous range of them.
 
 A label needs only its own row of the classifier matrix, and a tile of the DFT only the label it starts at, so the split
 is exact. Every rank sees the whole batch. What crosses the network: the loss of a batch, ``grad_x [B, D]``, and for
@@ -7,6 +7,9 @@ is exact. Every rank sees the whole batch. What crosses the network: the loss of
 
 from __future__ import annotations
 
+import math
+import pickle
+import zlib
 from typing import Any
 
 import torch
@@ -66,6 +69,28 @@ class LabelShard:
         dist.all_gather(parts, padded, group=self.group)
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
+    def norm(self, own: Tensor, order: float) -> Tensor:
+        """The norm of a vector of which each rank has its own part, from the parts' norms."""
+        if math.isinf(order):
+            total = own.clone()
+            dist.all_reduce(total, dist.ReduceOp.MAX, group=self.group)
+            return total
+        total = own**order
+        dist.all_reduce(total, group=self.group)
+        return total ** (1 / order)
+
+    def check_same_batch(self, **parts: Any) -> None:
+        """Raises on every rank unless all were given the same, bit for bit."""
+        every: list[Any] = [None] * self.world
+        dist.all_gather_object(every, {name: _fingerprint(value) for name, value in parts.items()}, group=self.group)
+        for name in parts:
+            if len({other[name] for other in every}) > 1:
+                listed = "; ".join(f"rank {rank}: {other[name]}" for rank, other in enumerate(every))
+                raise ValueError(
+                    f"the ranks of a sharded head were given different {name}: {listed}; "
+                    "every rank has to call the same verb with the same batch"
+                )
+
     def merge_topk(self, values: Tensor, labels: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The best m of what the ranks found, ``[B, m_rank]`` each; lower labels stand first, so ties go to them."""
         widths = [min(m, b - a) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
@@ -86,9 +111,12 @@ class LabelShard:
 
 class _Share(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: LabelShard) -> Tensor:  # type: ignore[override]
-        ctx.shard = shard
+    def forward(x: Tensor, shard: LabelShard) -> Tensor:  # type: ignore[override]
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.shard = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -99,10 +127,14 @@ class _Share(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: LabelShard) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor, shard: LabelShard) -> Tensor:  # type: ignore[override]
         total = x.clone()
         dist.all_reduce(total, group=shard.group)
         return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
@@ -111,12 +143,35 @@ class _Sum(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: LabelShard, dim: int) -> Tensor:  # type: ignore[override]
-        ctx.shard, ctx.dim = shard, dim
+    def forward(x: Tensor, shard: LabelShard, dim: int) -> Tensor:  # type: ignore[override]
         sizes = [b - a for a, b in zip(shard.starts[:-1], shard.starts[1:], strict=True)]
         parts = shard.gather_parts(x.movedim(dim, 0).contiguous(), sizes)
         return torch.cat(parts).movedim(0, dim).contiguous()
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.shard, ctx.dim = inputs
+
+    @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return g.narrow(ctx.dim, ctx.shard.start, ctx.shard.stop - ctx.shard.start), None, None
+
+
+def _fingerprint(value: Any) -> str:
+    """Type, size and a checksum of the bits of a batch's part."""
+    if isinstance(value, LabelSets):
+        return f"{len(value)} label sets, checksum {_checksum(value.indices, value.offsets)}"
+    if isinstance(value, Tensor):
+        sparse = value.layout == torch.sparse_csr
+        parts = (value.crow_indices(), value.col_indices(), value.values()) if sparse else (value,)
+        return f"{list(value.shape)} {value.dtype}, checksum {_checksum(*parts)}"
+    if value is None or isinstance(value, (str, int, float)):
+        return repr(value)
+    return f"{type(value).__name__}, checksum {zlib.crc32(pickle.dumps(value)):08x}"
+
+
+def _checksum(*tensors: Tensor) -> str:
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"

@@ -59,16 +59,17 @@ def check_memory(name: str, tensor: Tensor) -> None:
     """Refuses tensors whose numbers do not lie in one dense array of this process."""
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}; call {name}.to_dense()")
-    if type(tensor) is not Tensor and type(tensor) is not Parameter and _is_distributed(tensor):
+    if type(tensor) is not Tensor and type(tensor) is not Parameter and is_distributed(tensor):
         raise TypeError(
-            f"{name} is a {type(tensor).__name__}, spread over processes, and the kernels read plain memory. Under FSDP2 "
-            'call torch.distributed.fsdp.register_fsdp_forward_method(head, "loss") once, and the same for each other '
-            "method that is called outside forward; else pass full_tensor() or to_local(). "
-            "DFTHead(…, process_group=…) spreads labels over processes by itself"
+            f"{name} is a {type(tensor).__name__}, sharded over processes, and the kernels read plain memory. Under FSDP2 "
+            "call the head inside the forward of the module that fully_shard wraps, which gathers its parameters, or call "
+            "unshard() of that module first; else pass full_tensor() or to_local(). "
+            "DFTHead(…, process_group=…) shards labels over processes by itself"
         )
 
 
-def _is_distributed(tensor: Any) -> bool:
+def is_distributed(tensor: Any) -> bool:
+    """Whether this is a DTensor."""
     return hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local")  # DTensor, without importing it
 
 

@@ -1,0 +1,236 @@
+"""What every head shares: four verbs, logits, loss, topk and predict, and the checks of what they are given.
+
+Every verb goes through ``__call__``, so that hooks fire, and with them DDP, FSDP, pruning, weight norm and autocast wrappers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from . import functional, ops, validation
+from .labels import LabelSets
+from .layer import Layer
+from .losses import BCE, ConfusionLoss, Loss, RowLoss
+from .sharding import LabelShard
+from .validation import check_memory, check_number
+
+Reduction = Literal["mean", "sum", "none"]
+_Result = TypeVar("_Result")
+
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # new in torch 2.7
+
+
+class Head(nn.Module):
+    """What every head does. ``h`` is ``[..., in_features]``; ``n`` is ``num_labels``."""
+
+    in_features: int
+    num_labels: int
+    shard: LabelShard | None = None  # this rank's range of the labels of a sharded head
+    check_batches: bool = False  # a sharded head compares its ranks' batches at every call; SIGKERNELS_DEBUG=1 too
+
+    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
+        """(features ``[..., D]``, the same as ``[B, D]``, the layer)."""
+        raise NotImplementedError
+
+    def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The classifier matrix W, ``[n, D]``."""
+        raise NotImplementedError
+
+    def _project(self, h: Tensor) -> Tensor:
+        """``features`` without the checks."""
+        raise NotImplementedError
+
+    def _plain_logits(self, x: Tensor) -> Tensor:
+        """Logits of features by torch's own operators, with the whole classifier matrix in memory."""
+        raise NotImplementedError
+
+    def _label_parameters(self) -> Mapping[str, Tensor]:
+        """What has a row for each label, as the verbs use it: pruned, normalised or parametrized."""
+        raise NotImplementedError
+
+    def sharded_parameters(self) -> list[nn.Parameter]:
+        """The parameters of which each rank of a sharded head holds its own labels' rows: all but the projection's."""
+        if self.shard is None:
+            return []
+        return [p for name, p in self.named_parameters() if not name.startswith("proj.")]
+
+    def _check_parameters(self) -> None:
+        """Refuses parameters that were replaced by others of the wrong size."""
+        raise NotImplementedError
+
+    def features(self, h: Tensor) -> Tensor:
+        """The input of the classifier matrix, ``[..., D]``."""
+        self._check_input(h)
+        return self._project(h)
+
+    def _check_input(self, h: Any) -> None:
+        if not isinstance(h, Tensor):
+            raise TypeError(f"h must be a tensor, got {type(h).__name__}")
+        if _is_recorded():
+            raise RuntimeError(
+                "torch.jit.trace and torch.onnx.export record the logits head(h) of a head that is not sharded, nothing "
+                "else; take the loss, topk or predict from the logits, or use torch.export, which keeps them whole"
+            )
+        if h.ndim < 1 or h.shape[-1] != self.in_features:
+            raise ValueError(
+                f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
+            )
+        check_memory("h", h)
+        for name, parameter in self._label_parameters().items():
+            check_memory(f"the head's {name}", parameter)
+        self._check_parameters()
+
+    def _check_projection(self, proj: nn.Module, h: Tensor, width: int) -> None:
+        if type(proj) is not nn.Linear or _is_recorded():  # LoRA, quantization or a parametrization took its place
+            return
+        check_shape("proj.weight", proj.weight, (width, self.in_features))
+        if proj.bias is not None:
+            check_shape("proj.bias", proj.bias, (width,))
+        dtypes = (h.dtype, proj.weight.dtype)
+        cast = h.device.type != "meta" and torch.is_autocast_enabled(h.device.type) and torch.float64 not in dtypes
+        if h.dtype != proj.weight.dtype and not cast:
+            raise TypeError(
+                f"all inputs must have one dtype, got h {h.dtype}, proj.weight {proj.weight.dtype}; "
+                "convert with .to(dtype) or use torch.autocast"
+            )
+
+    if TYPE_CHECKING:  # nn.Module's own __call__ returns Any
+
+        @overload
+        def __call__(self, h: Tensor) -> Tensor: ...
+        @overload
+        def __call__(self, h: Tensor, targets: Any, loss: Loss = ..., reduction: Reduction = ...) -> Tensor: ...
+        @overload
+        def __call__(self, h: Tensor, *, _verb: Callable[[Tensor], _Result]) -> _Result: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def forward(
+        self,
+        h: Tensor,
+        targets: Any = None,
+        loss: Loss | None = None,
+        reduction: Reduction = "mean",
+        _verb: Callable[[Tensor], Any] | None = None,
+    ) -> Any:
+        """Logits, ``[..., n]``; with ``targets``, the loss instead, without this array: see ``loss``."""
+        if _verb is not None:
+            return _verb(h)
+        if targets is not None:
+            return self._loss(h, targets, BCE() if loss is None else loss, reduction)
+        if loss is not None or reduction != "mean":
+            raise ValueError(
+                "loss and reduction were given without targets; head(h) gives logits, head(h, targets) a loss"
+            )
+        return self._logits(h)
+
+    def loss(
+        self,
+        h: Tensor,
+        targets: Any,
+        loss: Loss = BCE(),  # noqa: B008 (frozen)
+        reduction: Reduction = "mean",
+    ) -> Tensor:
+        """The loss against ``targets``, fused with the layer: no ``[B, n]`` array is made. The same as ``head(h, targets)``.
+
+        Args:
+            targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
+            loss: what is measured, with all its settings. Losses of whole rows (``LMLNLL``,
+                ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
+            reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
+                columns (``SigmoidF1``, …) average over labels, losses of rows over rows; see their docstrings.
+        """
+        if targets is None:
+            raise TypeError("targets must be LabelSets, a dense [B, n] tensor or another form of label sets, got None")
+        return self(h, targets, loss, reduction)
+
+    def topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label.
+
+        Gradients reach the values, as through ``torch.topk``; those of a sharded head take none.
+        """
+        return self(h, _verb=partial(self._topk, m=validation.check_m(m, self.num_labels)))
+
+    @torch.no_grad()
+    def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
+        """The labels whose probability is above ``threshold``, one set per row of ``h``."""
+        threshold = check_number("threshold", threshold, "a threshold is a probability in [0, 1]")
+        if not 0.0 <= threshold <= 1.0:
+            raise ValueError(f"threshold is a probability and must lie in [0, 1], got {threshold}")
+        if threshold in (0.0, 1.0):
+            bound = math.inf if threshold else -math.inf
+        else:
+            bound = math.log(threshold) - math.log1p(-threshold)
+        return self(h, _verb=partial(self._predict, bound=bound))
+
+    def to_linear(self) -> nn.Sequential:
+        """A copy as plain ``nn.Linear`` layers with the same logits: it runs where sigkernels is not installed."""
+        bias = getattr(self, "bias", None)
+        weight = self.weight_matrix(next(self.parameters()).dtype)
+        last = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta", dtype=weight.dtype)
+        last.weight = nn.Parameter(weight)
+        if bias is not None:
+            last.bias = nn.Parameter(bias.detach().clone())
+        proj = getattr(self, "proj", None)
+        layers = [last] if proj is None else [copy.deepcopy(proj), last]
+        return nn.Sequential(*layers).train(self.training)
+
+    def _logits(self, h: Tensor) -> Tensor:
+        if self.shard is None and _is_recorded():
+            return self._plain_logits(self._project(h))
+        self._check_batches("logits", h)
+        x, flat, layer = self._flat(h)
+        z = ops.logits(flat, layer)
+        if self.shard is not None:
+            z = self.shard.gather(z, 1)
+        return z.reshape(*x.shape[:-1], self.num_labels)
+
+    def _loss(self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction) -> Tensor:
+        self._check_batches("loss", h, targets, (loss, reduction))
+        x, flat, layer = self._flat(h)
+        if self.shard is not None and isinstance(loss, (ConfusionLoss, RowLoss)):
+            raise ValueError(
+                f"{type(loss).__name__} needs all labels of a row or a batch at once, and this head keeps its labels on "
+                f"{self.shard.world} ranks; use a loss over single labels such as BCE(), or take the logits head(h)"
+            )
+        value = functional._loss(x, flat, layer, targets, loss, reduction, None)
+        return value if self.shard is None else self.shard.sum(value)
+
+    def _topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
+        self._check_batches("topk", h, settings=m)
+        x, flat, layer = self._flat(h)
+        if self.shard is None:
+            return functional._topk(x, flat, layer, m)
+        with torch.no_grad():
+            values, labels = self.shard.merge_topk(*ops.topk(flat, layer, min(m, layer.num_rows)), m)
+        return values.reshape(*x.shape[:-1], m), labels.reshape(*x.shape[:-1], m)
+
+    def _predict(self, h: Tensor, bound: float) -> LabelSets:
+        self._check_batches("predict", h, settings=bound)
+        _, flat, layer = self._flat(h)
+        sets = ops.predict(flat, layer, bound)
+        return sets if self.shard is None else self.shard.merge_sets(sets)
+
+    def _check_batches(self, verb: str, h: Tensor, targets: Any = None, settings: Any = None) -> None:
+        if self.shard is not None and (self.check_batches or os.environ.get("SIGKERNELS_DEBUG") == "1"):
+            self.shard.check_same_batch(verb=verb, h=h, targets=targets, settings=settings)
+
+
+def _is_recorded() -> bool:
+    """Whether torch.jit.trace or torch.onnx.export watches, which know torch's own operators only."""
+    return torch.jit.is_tracing() or (_is_exporting() and torch.onnx.is_in_onnx_export())
+
+
+def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:
+    if parameter.shape != shape:
+        raise ValueError(
+            f"{name} has shape {list(parameter.shape)}, but this head was made for {list(shape)}; "
+            "assign a parameter of that shape, or make a new head"
+        )
