@@ -40,6 +40,10 @@ class Head(nn.Module):
         """(features ``[..., D]``, the same as ``[B, D]``, the layer)."""
         raise NotImplementedError
 
+    def reset_parameters(self) -> None:
+        """Draws the parameters as the constructor does."""
+        raise NotImplementedError
+
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """The classifier matrix W, ``[n, D]``."""
         raise NotImplementedError

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from .heads import DFTHead
+from .hf import HeadMixin
+from .validation import check_memory
 
 
 def swap_output_layer(model: nn.Module, name: str, k: int, slack: int = 0, *, init_prior: bool = True) -> DFTHead:
     """Replaces the ``nn.Linear`` at the dotted ``name`` by a DFTHead of the same sizes, device and dtype.
 
-    ``model(...)`` goes on returning logits; train with the returned ``head.loss(h, targets)`` to do without them.
+    ``model(...)`` goes on returning logits; train with the returned ``head(h, targets)``, called in the model's own
+    ``forward``, to do without them. A layer that the model holds under several names is replaced under all of them.
 
     Args:
         model: the module that holds the layer, changed in place.
@@ -33,6 +38,14 @@ def swap_output_layer(model: nn.Module, name: str, k: int, slack: int = 0, *, in
     old = layers[name]
     if not isinstance(old, nn.Linear) or isinstance(old.weight, UninitializedParameter):
         raise TypeError(f"layer '{name}' is {type(old).__name__}, not an initialised nn.Linear; {listed}")
+    check_memory(f"the weight of layer '{name}'", old.weight)
+    _refuse_tied_weight(layers, old, name)
+    if old.weight.is_meta and hasattr(model, "_init_weights") and not isinstance(model, HeadMixin):
+        raise TypeError(
+            f"{type(model).__name__} is built without data, as from_pretrained does, and its _init_weights does not know "
+            "heads: parameters that the checkpoint lacks would stay uninitialised. "
+            f"Derive it from sigkernels.hf.HeadMixin too: class {type(model).__name__}(HeadMixin, …)"
+        )
     head = DFTHead(
         old.in_features,
         old.out_features,
@@ -42,6 +55,17 @@ def swap_output_layer(model: nn.Module, name: str, k: int, slack: int = 0, *, in
         device=old.weight.device,
         dtype=old.weight.dtype,
     ).train(old.training)
-    parent, _, leaf = name.rpartition(".")
-    setattr(layers[parent], leaf, head)
+    for place in [where for where, module in layers.items() if module is old]:
+        parent, _, leaf = place.rpartition(".")
+        setattr(layers[parent], leaf, head)
     return head
+
+
+def _refuse_tied_weight(layers: Mapping[str, nn.Module], old: nn.Linear, name: str) -> None:
+    for where, module in layers.items():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if module is not old and (parameter is old.weight or parameter is old.bias):
+                raise ValueError(
+                    f"layer '{name}' shares a parameter with '{where}.{leaf}', which a head cannot; give the layer its own "
+                    "first: layer.weight = torch.nn.Parameter(layer.weight.detach().clone())"
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import random
 import time
@@ -96,6 +97,18 @@ def assert_no_worse(ours: Tensor, eager: Tensor, truth: Tensor, dtype: torch.dty
         cosine = torch.nn.functional.cosine_similarity(ours.double().flatten(), truth.flatten(), dim=0).item()
         assert relative <= 20 * LOW[dtype], f"{what}: relative L2 error {relative:.3g}"
         assert cosine >= 1 - 20 * LOW[dtype], f"{what}: cosine {cosine}"
+
+
+def join(folder: Path, rank: int) -> None:
+    """Makes this process one of two ranks, which meet in a file of ``folder``: no port that another could hold."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=120),
+    )
 
 
 def leave(folder: Path, rank: int) -> None:

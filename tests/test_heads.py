@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from cases import random_sets
 from torch import nn
 
@@ -77,27 +78,137 @@ def test_gradients_reach_every_parameter(make):
         assert parameter.numel() == 0 or parameter.grad.abs().max() > 0, name
 
 
-def test_accumulate_grad(make):
-    head, twin = (m := make()), copy.deepcopy(m)
+def test_forward_with_targets_is_the_loss(make):
+    head = make()
     h, sets = torch.randn(4, 24), random_sets(4, 60)
-    for _ in range(2):
-        head.loss(h, sets, accumulate_grad=True).backward()
-        twin.loss(h, sets).backward()
-    for ours, want in zip(head.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, want.grad)
-    with torch.no_grad():
-        head.loss(h, sets, accumulate_grad=True)
-    for ours, want in zip(head.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, want.grad)
+    assert torch.equal(head(h, sets), head.loss(h, sets))
+    assert torch.equal(head(h, sets, sk.Focal(), "none"), head.loss(h, sets, sk.Focal(), reduction="none"))
+    assert torch.equal(head(h, None), head(h))
+    with pytest.raises(ValueError, match="given without targets"):
+        head(h, loss=sk.Focal())
+    with pytest.raises(ValueError, match="given without targets"):
+        head(h, reduction="sum")
+    with pytest.raises(TypeError, match=r"targets must be LabelSets.*got None"):
+        head.loss(h, None)
 
 
-def test_accumulate_grad_refuses_what_it_cannot_do():
-    head = HEADS["dft"]()
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="not under autocast"):
-        head.loss(torch.randn(4, 24), random_sets(4, 60), accumulate_grad=True)
-    head.requires_grad_(False)
-    with pytest.raises(ValueError, match="require a gradient"):
-        head.loss(torch.randn(4, 24), random_sets(4, 60), accumulate_grad=True)
+def test_every_verb_fires_hooks(make):
+    head, seen = make(), []
+    head.register_forward_pre_hook(lambda *_: seen.append("before"))
+    head.register_forward_hook(lambda *_: seen.append("after"))
+    h = torch.randn(2, 24)
+    for verb in (lambda: head(h), lambda: head.loss(h, [[1], []]), lambda: head.topk(h, 2), lambda: head.predict(h)):
+        seen.clear()
+        verb()
+        assert seen == ["before", "after"]
+
+
+REPARAMETRIZATIONS = {
+    "prune": lambda head, name: nn.utils.prune.l1_unstructured(head, name, 0.5),
+    "old weight_norm": lambda head, name: nn.utils.weight_norm(head, name),
+    "old spectral_norm": lambda head, name: nn.utils.spectral_norm(head, name),
+    "weight_norm": lambda head, name: nn.utils.parametrizations.weight_norm(head, name),
+    "spectral_norm": lambda head, name: nn.utils.parametrizations.spectral_norm(head, name),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", REPARAMETRIZATIONS)
+@pytest.mark.parametrize("head", ["dft", "linear", "bottleneck"])
+def test_verbs_see_what_torch_makes_of_the_weight(head, kind):
+    head = HEADS[head]()
+    name = "slack_weight" if isinstance(head, sk.DFTHead) else "weight"
+    REPARAMETRIZATIONS[kind](head, name)
+    optimizer = torch.optim.SGD(head.parameters(), 0.01)
+    h, sets = torch.randn(4, 24), random_sets(4, 60)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = head.loss(h, sets, reduction="sum")
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+    head.eval()  # spectral_norm moves on at every call in training
+    for verb in (lambda: head.topk(h, 60)[0].sort().values, lambda: head(h).sort().values):
+        with torch.no_grad():
+            next(iter(p for n, p in head.named_parameters() if "proj" not in n)).mul_(0.9)
+        values = verb()  # not those of the last call
+        torch.testing.assert_close(values, head(h).sort().values)
+    assert head.predict(h) == sk.LabelSets.from_dense(head(h) > 0)
+
+
+@pytest.mark.parametrize(
+    ("head", "name", "shape", "match"),
+    [
+        ("dft", "slack_weight", (30, 5), r"slack_weight has shape \[30, 5\].*made for \[60, 5\]"),
+        ("dft", "slack_weight", (60, 6), r"slack_weight has shape \[60, 6\].*made for \[60, 5\]"),
+        ("dft", "proj.weight", (13, 24), r"proj.weight has shape \[13, 24\].*made for \[14, 24\]"),
+        ("dft", "proj.bias", (13,), r"proj.bias has shape \[13\].*made for \[14\]"),
+        ("linear", "weight", (30, 24), r"weight has shape \[30, 24\].*made for \[60, 24\]"),
+        ("linear", "bias", (30,), r"bias has shape \[30\].*made for \[60\]"),
+        ("bottleneck", "weight", (60, 7), r"weight has shape \[60, 7\].*made for \[60, 6\]"),
+        ("bottleneck", "proj.weight", (7, 24), r"proj.weight has shape \[7, 24\].*made for \[6, 24\]"),
+    ],
+)
+def test_parameters_of_another_size_are_refused(head, name, shape, match):
+    head, h = HEADS[head](), torch.randn(2, 24)
+    owner, _, leaf = name.rpartition(".")
+    setattr(head.get_submodule(owner), leaf, nn.Parameter(torch.zeros(shape)))
+    for verb in (lambda: head(h), lambda: head.loss(h, [[1], []]), lambda: head.topk(h, 2), lambda: head.predict(h)):
+        with pytest.raises(ValueError, match=match):
+            verb()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_another_dtype_is_refused_alike(make, dtype):
+    match = rf"all inputs must have one dtype, got . {dtype}, .*weight torch.float32.*use torch.autocast"
+    with pytest.raises(TypeError, match=match):
+        make()(torch.randn(2, 24).to(dtype))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_traces_logits(make):
+    head, h = make(), torch.randn(3, 24)
+    traced, other = torch.jit.trace(head, h), torch.randn(5, 24)
+    torch.testing.assert_close(traced(other), head(other), rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError, match=r"record the logits head\(h\).*use torch.export"):
+        torch.jit.trace(lambda h: head.topk(h, 2), h)
+
+
+def test_exports_to_onnx(make, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    head, dynamic = make().eval().requires_grad_(False), ({0: torch.export.Dim.AUTO},)
+    torch.onnx.export(
+        head, (torch.randn(3, 24),), tmp_path / "h.onnx", dynamo=True, dynamic_shapes=dynamic, verbose=False
+    )
+    session, other = ReferenceEvaluator(onnx.load(tmp_path / "h.onnx")), torch.randn(5, 24)
+    (logits,) = session.run(None, {session.input_names[0]: other.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), head(other), rtol=1e-5, atol=1e-5)
+
+
+def test_plain_layers_give_the_same_logits(make):
+    head, h = make(dtype=torch.float64).eval(), torch.randn(3, 24, dtype=torch.float64)
+    plain = head.to_linear()
+    assert {type(layer) for layer in plain} == {nn.Linear} and not plain.training
+    torch.testing.assert_close(plain(h), head(h))
+    plain[-1].weight.data.zero_()
+    assert head.weight_matrix().abs().max() > 0
+
+
+def test_reset_parameters_restores_the_start(make):
+    """Also of a head that was made without data."""
+    head, other = make(), make(device="meta").to_empty(device="cpu")
+    for each in (head, other):
+        torch.manual_seed(1)
+        each.reset_parameters()
+    for ours, want in zip(other.parameters(), head.parameters(), strict=True):
+        assert torch.equal(ours, want)
+    if isinstance(head, sk.DFTHead):
+        assert torch.equal(other.proj.bias, make().proj.bias)  # the prior
 
 
 def test_parameters_are_those_of_the_formula():
@@ -133,6 +244,8 @@ def test_loads_the_published_layer():
         sk.DFTHead.from_spmlbl({key: value for key, value in state.items() if key != "Ws.weight"}, k)
     with pytest.raises(ValueError, match="do not fit k = 4"):
         sk.DFTHead.from_spmlbl(state, 4)
+    with pytest.raises(TypeError, match="k must be a whole number, got '2'"):
+        sk.DFTHead.from_spmlbl(state, k="2")
 
 
 def test_a_narrow_projection_warns_that_the_guarantee_is_gone():
@@ -203,3 +316,22 @@ def test_swap_refusals(name, error, match):
     assert repr(model) == before
     with pytest.raises(TypeError, match="model must be"):
         sk.swap_output_layer("model", "classifier", k=3)
+
+
+def test_swap_replaces_a_layer_under_all_its_names():
+    model = Model()
+    model.also = nn.Module()
+    model.also.out = model.classifier
+    head = sk.swap_output_layer(model, "classifier", k=3, slack=1)
+    assert model.classifier is head and model.also.out is head
+
+
+def test_swap_refuses_tied_weights():
+    model = Model()
+    model.embedding = nn.Embedding(50, 32)
+    model.classifier.weight = model.embedding.weight
+    with pytest.raises(ValueError, match=r"'classifier' shares a parameter with 'embedding.weight'.*clone\(\)"):
+        sk.swap_output_layer(model, "classifier", k=3, slack=1)
+    assert isinstance(model.classifier, nn.Linear)
+    model.classifier.weight = nn.Parameter(model.classifier.weight.detach().clone())
+    assert isinstance(sk.swap_output_layer(model, "classifier", k=3, slack=1), sk.DFTHead)

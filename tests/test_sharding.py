@@ -1,13 +1,10 @@
-"""Labels spread over two processes: the same numbers as on one, and a state dict that loads on either."""
+"""Heads sharded over two processes: the same numbers as on one, and a state dict that loads on either."""
 
 from __future__ import annotations
 
-import os
-import socket
-
 import pytest
 import torch
-from cases import leave, random_sets
+from cases import join, leave, random_sets
 
 import sigkernels as sk
 
@@ -47,68 +44,141 @@ def results(head, h, sets):
     }
 
 
+def clipped(head, h, sets, norm_type):
+    """The norm of all gradients and the clipped gradient of the projection, after one step's backward."""
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64), head)
+    torch.nn.init.eye_(model[0].weight)
+    torch.nn.init.zeros_(model[0].bias)
+    head.zero_grad()
+    head.loss(model[0](h), sets, reduction="sum").backward()
+    norm = sk.clip_grad_norm_(model, 0.1, norm_type)
+    return {f"norm {norm_type}": norm, f"clipped {norm_type}": head.proj.weight.grad, "encoder": model[0].weight.grad}
+
+
+def _check_clipping(head, h, sets):
+    """What torch's function gets wrong, and a norm that is not finite."""
+    head.zero_grad()
+    head.loss(h, sets).backward()
+    before = [p.grad.clone() for p in head.parameters()]
+    whole = torch.nn.utils.clip_grad_norm_(head.parameters(), 1e9)
+    assert not torch.allclose(whole, sk.clip_grad_norm_(head, 1e9))
+    assert all(torch.equal(p.grad, g) for p, g in zip(head.parameters(), before, strict=True))
+    if head.shard.rank == 1:
+        head.slack_weight.grad[0, 0] = torch.nan
+    with pytest.raises(RuntimeError, match="is nan; nothing was clipped"):  # on both ranks
+        sk.clip_grad_norm_(head, 1.0, error_if_nonfinite=True)
+
+
+def _check_batches(head, h, sets, monkeypatch):
+    """Batches that differ between ranks are refused on every rank, on request."""
+    rank = head.shard.rank
+    other_sets = sets if rank == 0 else random_sets(6, N, seed=9)
+    head.loss(h, other_sets)  # not compared unless asked for
+    head.check_batches = True
+    head.loss(h, sets)
+    head.loss(h, sets.to_dense())
+    head.loss(h, [list(map(int, row)) for row in sets])
+    head.topk(h, 3), head.predict(h), head(h)
+    with pytest.raises(ValueError, match=r"different targets: rank 0: 6 label sets, .*; rank 1: 6 label sets"):
+        head.loss(h, other_sets)
+    with pytest.raises(ValueError, match="different h: rank 0"):
+        head.topk(h + rank, 3)
+    with pytest.raises(ValueError, match="different settings: rank 0: 3; rank 1: 4"):
+        head.topk(h, 3 + rank)
+    with pytest.raises(ValueError, match="different verb: rank 0: 'logits'; rank 1: 'predict'"):
+        head.predict(h) if rank else head(h)
+    head.check_batches = False
+    monkeypatch.setenv("SIGKERNELS_DEBUG", "1")
+    with pytest.raises(ValueError, match="different targets"):
+        head.loss(h, other_sets)
+
+
 def _check_distributed_tensors(h, sets):
-    """Weights that torch has spread are refused with the remedy, and the remedy works."""
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    """Under FSDP2 every verb works; weights that nobody gathers are refused with the remedy."""
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = torch.distributed.init_device_mesh("cpu", (2,))
     for make in (lambda: sk.LinearHead(WIDTH, N), lambda: sk.DFTHead(WIDTH, N, K, S)):
         torch.manual_seed(5)
         head = make()
-        want = head.loss(h, sets)
+        want, top, found, matrix = head.loss(h, sets), head.topk(h, 3), head.predict(h), head.weight_matrix()
         fully_shard(head, mesh=mesh)
-        for verb in (lambda head=head: head.loss(h, sets), lambda head=head: head.topk(h, 3)):
-            with pytest.raises(TypeError, match=r"weight is a DTensor.*register_fsdp_forward_method\(head"):
-                verb()
-        register_fsdp_forward_method(head, "loss")
+        with pytest.raises(TypeError, match=r"weight is a DTensor.*unshard\(\) of that module first"):
+            head.weight_matrix()
         value = head.loss(h, sets)
         value.backward()
         torch.testing.assert_close(value, want)
         assert all(parameter.grad is not None for parameter in head.parameters())
+        torch.testing.assert_close(head.topk(h, 3), top)
+        assert head.predict(h) == found
+        head.unshard()
+        torch.testing.assert_close(head.weight_matrix(), matrix)
+        head.reshard()
+        model = fully_shard(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), make()), mesh=mesh)
+        with pytest.raises(TypeError, match=r"weight is a DTensor.*inside the forward of the module"):
+            model[1].loss(h, sets)
     spread = distribute_tensor(torch.randn(N, WIDTH), mesh, [Shard(0)])
     with pytest.raises(TypeError, match=r"^weight is a DTensor.*full_tensor"):
         sk.functional.linear_loss(h, spread, sets)
     with pytest.raises(TypeError, match=r"^z is a DTensor"):
         sk.functional.lml(spread, 2)
+    with pytest.raises(TypeError, match=r"the weight of layer '0' is a DTensor"):
+        sk.swap_output_layer(fully_shard(torch.nn.Sequential(torch.nn.Linear(WIDTH, N)), mesh=mesh), "0", K)
 
 
-def _worker(rank: int, port: int, folder) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    group = torch.distributed.group.WORLD
-    head, h, sets = head_and_batch(group)
-    out = results(head, h, sets)
-    with pytest.raises(ValueError, match="SigmoidF1 needs all labels"):
-        head.loss(h, sets, sk.SigmoidF1())
-    own = slice(head.shard.start, head.shard.stop)
-    fresh = sk.DFTHead(WIDTH, N, K, S, process_group=group, dtype=torch.float64)
-    fresh.load_state_dict(head.state_dict())
-    assert torch.equal(fresh.slack_weight, head.slack_weight)
-    for rows in (N - 1, N + 1, len(head.slack_weight)):
-        with pytest.raises(RuntimeError, match=f"slack_weight has {rows} rows for num_labels = {N}"):
-            fresh.load_state_dict(head.state_dict() | {"slack_weight": torch.zeros(rows, S)})
-    assert torch.equal(fresh.slack_weight, head.slack_weight)
-    _check_distributed_tensors(h.float(), sets)
-    torch.save((own, head.slack_weight.grad, out), folder / f"{rank}.pt")
-    leave(folder, rank)
+def _worker(rank: int, folder) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        join(folder, rank)
+        group = torch.distributed.group.WORLD
+        head, h, sets = head_and_batch(group)
+        out = results(head, h, sets)
+        own = slice(head.shard.start, head.shard.stop)
+        grad = head.slack_weight.grad.clone()
+        for norm_type in (1.0, 2.0, float("inf")):
+            out |= clipped(head, h, sets, norm_type)
+        with pytest.raises(ValueError, match="SigmoidF1 needs all labels"):
+            head.loss(h, sets, sk.SigmoidF1())
+        fresh = sk.DFTHead(WIDTH, N, K, S, process_group=group, dtype=torch.float64)
+        fresh.load_state_dict(head.state_dict())
+        assert torch.equal(fresh.slack_weight, head.slack_weight)
+        for rows in (N - 1, N + 1, len(head.slack_weight)):
+            with pytest.raises(RuntimeError, match=f"slack_weight has {rows} rows for num_labels = {N}"):
+                fresh.load_state_dict(head.state_dict() | {"slack_weight": torch.zeros(rows, S)})
+        assert torch.equal(fresh.slack_weight, head.slack_weight)
+        _check_clipping(head, h, sets)
+        _check_batches(head, h, sets, monkeypatch)
+        monkeypatch.undo()
+        _check_distributed_tensors(h.float(), sets)
+        torch.save((own, grad, out), folder / f"{rank}.pt")
+        leave(folder, rank)
 
 
 def test_two_ranks_equal_one(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_worker, (port, tmp_path), nprocs=2)
+    torch.multiprocessing.spawn(_worker, (tmp_path,), nprocs=2)
     head, h, sets = head_and_batch()
     want = results(head, h, sets)
+    slack_grad = head.slack_weight.grad.clone()
+    for norm_type in (1.0, 2.0, float("inf")):
+        want |= clipped(head, h, sets, norm_type)
     for rank in range(2):
         own, grad, got = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
-        torch.testing.assert_close(grad, head.slack_weight.grad[own])
+        torch.testing.assert_close(grad, slack_grad[own])
         assert got.keys() == want.keys()
         for key, value in want.items():
             torch.testing.assert_close(got[key], value, msg=lambda m, k=key: f"{k}: {m}")
     head.load_state_dict({key[6:]: value for key, value in want.items() if key.startswith("state ")})
+
+
+def test_clipping_without_shards_is_torchs():
+    head, h, sets = head_and_batch()
+    for clip in (torch.nn.utils.clip_grad_norm_, lambda p, m: sk.clip_grad_norm_(head, m)):
+        head.zero_grad()
+        head.loss(h, sets, reduction="sum").backward()
+        norm = clip(head.parameters(), 0.5)
+        if clip is torch.nn.utils.clip_grad_norm_:
+            want = [norm, *(p.grad.clone() for p in head.parameters())]
+    torch.testing.assert_close([norm, *(p.grad for p in head.parameters())], want)
 
 
 def test_needs_torch_distributed():
