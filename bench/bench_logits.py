@@ -10,28 +10,19 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from peers import CLOCK, QUICK, Case, Problem, race
+from peers import CLOCK, QUICK, Case, Problem, Step, duel
 
 import sigkernels as sk
 
 pytestmark = pytest.mark.benchmark(timer=CLOCK)
 
-CASES = [Case(8921, 80, 50, 64)] if QUICK else [Case(8921, 80, 50, 64), Case(100_000, 50, 64, 64)]
-WHO = ("sigkernels", "eager linear")
+CASES = [Case(8921, 80, 50, 64), Case(100_000, 50, 64, 64)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("who", WHO)
-def test_logits(benchmark, case, who):
-    problem = Problem(case)
-    x, weight = problem.x.detach(), problem.weight.detach()
+def steps(problem: Problem) -> tuple[Step, Step]:
+    x, weight, (n, k, *_) = problem.x.detach(), problem.weight.detach(), problem.case
     full = torch.cat([problem.dft, weight], 1)
+    return lambda: sk.functional.dft_logits(x, weight, n, k), lambda: F.linear(x, full)
 
-    def ours():
-        return sk.functional.dft_logits(x, weight, case.n, case.k)
 
-    def eager():
-        return F.linear(x, full)
-
-    benchmark.extra_info.update(n=case.n, rows=case.rows)
-    race(benchmark, f"logits, {case}", who, lambda: dict(zip(WHO, (ours, eager), strict=True)))
+test_logits = duel("logits", "eager linear", CASES[:1] if QUICK else CASES, steps, memory=False)

@@ -10,21 +10,11 @@ the other, a step of 2 ms depends on what ran before it (BCE at n = 8,921 came o
 from __future__ import annotations
 
 import pytest
-from peers import CLOCK, QUICK, Case, Problem, race
-
-import sigkernels as sk
+from peers import CLOCK, LOSSES, QUICK, Case, Problem, race
 
 pytestmark = pytest.mark.benchmark(timer=CLOCK)
 
 CASES = [Case(8921, 80, 50, 32)] if QUICK else [Case(8921, 80, 50, 64), Case(100_000, 50, 64, 64)]
-LOSSES = {
-    "BCE": sk.BCE(),
-    "Focal": sk.Focal(),
-    "Asymmetric": sk.Asymmetric(),
-    "sigmoidF1": sk.SigmoidF1(),
-    "sigmoidF1, pooled": sk.SigmoidF1(average="pooled"),
-    "LML-NLL": sk.LMLNLL(10),
-}
 WHO = ("sigkernels", "eager, frozen DFT", "compiled, frozen DFT")
 
 

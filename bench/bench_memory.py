@@ -5,7 +5,7 @@
 
 Every entry has a process of its own, so that nothing is inherited: no cache, no thread pool, no freed memory that
 malloc keeps. What is counted is what a step adds to inputs, targets and weights that are there already: the gradients,
-which have to be made (``gradient_bytes``), and everything else that lives at the peak (``beyond_gradient_bytes``).
+which every step needs (``gradient_bytes``), and everything else that lives at the peak (``beyond_gradient_bytes``).
 ``first_step_bytes`` is the same for the first step of the process, after one at a tiny size: with the tables and the
 workspace that later steps find in place.
 """
@@ -18,6 +18,7 @@ import subprocess
 import sys
 from typing import Any
 
+import peers
 import pytest
 import torch
 from peers import CLOCK, QUICK, Case, Problem, peak_bytes, samples
@@ -28,15 +29,7 @@ pytestmark = pytest.mark.benchmark(timer=CLOCK)
 
 CASE = Case(20_000, 50, 64, 64) if QUICK else Case(100_000, 50, 64, 256)
 TINY = Case(500, 3, 4, 8)
-LOSSES = {
-    "BCE": sk.BCE(),
-    "Focal": sk.Focal(),
-    "Asymmetric": sk.Asymmetric(),
-    "sigmoidF1": sk.SigmoidF1(),
-    "sigmoidF1, pooled": sk.SigmoidF1(average="pooled"),
-    "sigmoidF1, learned β": sk.SigmoidF1(beta=torch.ones(CASE.n, requires_grad=True)),
-    "LML-NLL": sk.LMLNLL(10),
-}
+LOSSES = peers.LOSSES | {"sigmoidF1, learned β": sk.SigmoidF1(beta=torch.ones(CASE.n, requires_grad=True))}
 WHO = ("sigkernels", "eager, frozen DFT")
 
 
@@ -49,7 +42,7 @@ def measure(name: str, who: str) -> dict[str, Any]:
     """Runs in a fresh process."""
     problem, loss = Problem(CASE), LOSSES[name]
     learned = getattr(loss, "beta", None)
-    _ = problem.dft, problem.dense_targets, problem.slack  # inputs: made before anything is measured
+    _ = problem.dft, problem.dense_targets, problem.slack  # inputs exist before anything is measured
     run = problem.who(who, loss)
 
     def step() -> None:

@@ -1,10 +1,10 @@
-"""One training step of the output layer (loss and gradients) as the number of labels grows, up to a million.
+"""One training step of the output layer (loss and gradients) as the number of labels grows.
 
     pytest bench/bench_scaling.py
 
 Peers: eager torch with the DFT columns as a buffer, which is what the published layer does; and an ordinary ``nn.Linear``
 of the same width, which trains all columns, with eager torch and with our fused loss. Targets are label sets; eager
-torch has to make them dense in every step, as a data loader would. Where eager would need more than ``EAGER_LIMIT``
+torch has to convert them to a dense array in every step, as a data loader would. Where eager would need more than ``EAGER_LIMIT``
 bytes for one ``B × n`` array it is left out, and the report shows no factor.
 """
 

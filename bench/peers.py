@@ -7,24 +7,28 @@ same loss as ours; "no DFT" is a linear layer of width s, without anything that 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import sigkernels as sk
+from sigkernels import machine_load
 from sigkernels.memory import peak_bytes
 
 __all__ = [
-    "ACTIVE", "CLOCK", "QUICK", "STEPS", "Case", "Problem", "Step", "bracketing_lml", "interleaved", "peak_bytes", "race",
-    "samples",
+    "ACTIVE", "CLOCK", "LOSSES", "OURS", "QUICK", "STEPS", "Case", "Problem", "Step", "bracketing_lml", "duel",
+    "interleaved", "median_interval", "peak_bytes", "race", "samples",
 ]  # fmt: skip
 
+OURS = "sigkernels"
 QUICK = bool(os.environ.get("SIGKERNELS_BENCH_QUICK"))
 ACTIVE = 15  # active labels of a row
 Step = Callable[[], object]
@@ -106,7 +110,7 @@ class Problem:
 
     def who(self, name: str, loss: sk.Loss = sk.BCE()) -> Callable[[], None]:  # noqa: B008 (frozen)
         """The step of ``name``: sigkernels, or eager or compiled with a frozen DFT or none."""
-        if name == "sigkernels":
+        if name == OURS:
             return self.step(lambda: self.ours(loss))
         layer = self.dense if name.endswith("frozen DFT") else self.plain
 
@@ -121,7 +125,15 @@ class Problem:
         return 6 * self.case.rows * self.case.n * self.case.s
 
 
-STEPS = ("sigkernels", "eager, frozen DFT", "eager, no DFT", "compiled, no DFT")
+STEPS = (OURS, "eager, frozen DFT", "eager, no DFT", "compiled, no DFT")
+LOSSES: dict[str, sk.Loss] = {
+    "BCE": sk.BCE(),
+    "Focal": sk.Focal(),
+    "Asymmetric": sk.Asymmetric(),
+    "sigmoidF1": sk.SigmoidF1(),
+    "sigmoidF1, pooled": sk.SigmoidF1(average="pooled"),
+    "LML-NLL": sk.LMLNLL(10),
+}
 
 
 # -- LML as published -----------------------------------------------------------------------------------------------
@@ -216,7 +228,16 @@ class ReplayClock:
 
 
 CLOCK = ReplayClock()
-_races: dict[str, dict[str, list[float]]] = {}
+
+
+class Race(NamedTuple):
+    """The times of a group, and how often it was preempted meanwhile (per second of processor time)."""
+
+    taken: dict[str, list[float]]
+    preemptions: float | None
+
+
+_races: dict[str, Race] = {}
 
 
 def race(
@@ -224,12 +245,52 @@ def race(
 ) -> list[float]:
     """Reports ``who``'s times out of a race of all ``runners()`` of a group, which is run once, when first asked for.
 
-    The module needs ``pytestmark = pytest.mark.benchmark(timer=CLOCK)``.
+    With them go the 95 % intervals of the median time and of the median factor to ours, round by round. The module
+    needs ``pytestmark = pytest.mark.benchmark(timer=CLOCK)``.
     """
     if group not in _races:
-        _races[group] = samples(runners(), min(seconds, 0.3) if QUICK else seconds, 3 if QUICK else rounds)
-    taken = _races[group][who]
+        _races[group] = _run(runners(), min(seconds, 0.3) if QUICK else seconds, 3 if QUICK else rounds)
+    taken = _races[group].taken[who]
+    ours = next((times for name, times in _races[group].taken.items() if name.startswith(OURS)), None)
     benchmark.group = group
-    benchmark.extra_info["who"] = who
+    benchmark.extra_info.update(who=who, interval=median_interval(taken), preemptions=_races[group].preemptions)
+    if ours is not None and ours is not taken:
+        factors = [theirs / mine for theirs, mine in zip(taken, ours, strict=True)]
+        benchmark.extra_info["factor_interval"] = median_interval(factors)
     benchmark.pedantic(CLOCK.replay(taken), rounds=len(taken))
     return taken
+
+
+def _run(functions: dict[str, Step], seconds: float, rounds: int) -> Race:
+    taken: dict[str, list[float]] = {}
+    preempted = machine_load.preemptions(lambda: taken.update(samples(functions, seconds, rounds)))
+    return Race(taken, preempted)
+
+
+def median_interval(values: Sequence[float]) -> list[float]:
+    """A 95 % confidence interval of the median, from the order of the values; all of them where there are few."""
+    ordered, count = sorted(values), len(values)
+    half = 0.98 * math.sqrt(count)  # 1.96 standard deviations of a binomial count with p = ½
+    low, high = math.floor(count / 2 - half), math.ceil(count / 2 + half)
+    return [ordered[max(low, 0)], ordered[min(high, count - 1)]]
+
+
+def duel(
+    title: str,
+    peer: str,
+    cases: Sequence[Case],
+    steps: Callable[[Problem], tuple[Step, Step]],
+    memory: bool = True,
+) -> Callable[..., None]:
+    """A benchmark of every case: our step against that of one peer. ``steps`` gives (ours, the peer's)."""
+
+    @pytest.mark.parametrize("case", cases, ids=str)
+    @pytest.mark.parametrize("who", (OURS, peer))
+    def test(benchmark: Any, case: Case, who: str) -> None:
+        functions = dict(zip((OURS, peer), steps(Problem(case)), strict=True))
+        benchmark.extra_info.update(n=case.n, rows=case.rows)
+        if memory:
+            benchmark.extra_info["peak_bytes"] = peak_bytes(functions[who])
+        race(benchmark, f"{title}, {case}", who, lambda: functions)
+
+    return test

@@ -1,4 +1,4 @@
-"""The pictures of a benchmark run, for the report and for the README: each is made of the records alone.
+"""The pictures of a benchmark run, for the report and for the README, drawn from its records.
 
 Every function gives a matplotlib figure, or None where the run has nothing to show in it.
 """
@@ -61,7 +61,7 @@ def ratios(records: Sequence[Any]) -> Any:
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     axes.grid(True, axis="x", color="#e3e8ec", linewidth=0.8)
     axes.grid(False, axis="y")
-    axes.legend(frameon=False, fontsize=8, loc="upper right")  # the largest factors are at the bottom
+    htmlreport.legend(figure, columns=4)
     return figure
 
 
@@ -88,7 +88,7 @@ def memory(records: Sequence[Any]) -> Any:
     axes.margins(x=0.12)
     axes.grid(True, axis="x", color="#e3e8ec", linewidth=0.8)
     axes.grid(False, axis="y")
-    axes.legend(frameon=False, fontsize=8)
+    htmlreport.legend(figure, columns=3)
     return figure
 
 
@@ -116,7 +116,7 @@ def roofline(records: Sequence[Any]) -> Any:
     axes.yaxis.set_minor_formatter(lambda y, _: f"{y:g}")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.legend(frameon=False, fontsize=7.5, title="case: share of the attainable", title_fontsize=8, loc="lower right")
+    htmlreport.legend(figure, columns=2, title="case: share of the attainable")
     return figure
 
 
@@ -135,7 +135,7 @@ def scaling(records: Sequence[Any], suite: str = "scaling") -> Any:
         colour = htmlreport.SERIES[i % len(htmlreport.SERIES)]
         axes.plot(*zip(*sorted(points.items()), strict=True), "o-", color=colour, label=who)
     axes.set(xlabel="labels n", ylabel="rows × labels per second", xscale="log", yscale="log")
-    axes.legend(frameon=False, fontsize=8)
+    htmlreport.legend(figure, columns=2)
     return figure
 
 

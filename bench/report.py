@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sigkernels import htmlreport
+from sigkernels import htmlreport, machine_load
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import plots
 
 OURS = "sigkernels"
-KNOWN = ("who", "n", "rows", "peak_bytes")
+FIELDS = ("n", "rows", "peak_bytes", "interval", "factor_interval", "preemptions")  # of a record, by their own name
 OVERVIEW = {
     "ratios": (plots.ratios, "Every case and peer: time of the peer over that of sigkernels"),
     "roofline": (plots.roofline, "The fused pass below the measured peaks of this machine"),
@@ -45,6 +45,9 @@ class Record:
     n: int | None = None
     rows: int | None = None
     peak_bytes: int | None = None
+    interval: list[float] | None = None  # 95 % of the median, seconds
+    factor_interval: list[float] | None = None  # 95 % of the median factor to ours, round by round
+    preemptions: float | None = None  # involuntary context switches per second of processor time
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -90,8 +93,8 @@ def _record(entry: dict[str, Any]) -> Record:
         who=str(extra.get("who", entry["name"])),
         seconds=median,
         spread=float(stats["iqr"]) / median if median else 0.0,
-        **{name: extra[name] for name in ("n", "rows", "peak_bytes") if extra.get(name) is not None},
-        more={name: value for name, value in entry.get("extra_info", {}).items() if name not in KNOWN},
+        **{name: extra[name] for name in FIELDS if extra.get(name) is not None},
+        more={k: value for k, value in entry.get("extra_info", {}).items() if k not in (*FIELDS, "who")},
     )
 
 
@@ -126,6 +129,32 @@ def compare(now: list[Record], before: list[Record], tolerance: float = DEFAULT_
     return changes
 
 
+def warnings(records: list[Record], load: dict[str, Any] | None) -> list[str]:
+    """Why the times of this run should not be trusted, one sentence each; empty for a run on an idle machine."""
+    found = list(load["warnings"]) if load else []
+    measured = {r.group: r.preemptions for r in records if r.preemptions is not None}
+    disturbed = [rate for rate in measured.values() if rate >= machine_load.PREEMPTED]
+    if disturbed:
+        found.append(
+            f"{len(disturbed)} of {len(measured)} cases were preempted while they were timed, up to {max(disturbed):.0f} "
+            "times per second of processor time: other work ran on the same cores"
+        )
+    return found
+
+
+def score(records: list[Record]) -> str:
+    """In how many comparisons sigkernels loses."""
+    groups = by_group(records)
+    factors = [ratio(r, groups[r.group]) for r in records if not r.ours]
+    known = [factor for factor in factors if factor is not None]
+    if not known:
+        return "Nothing is compared in this run."
+    slower = sum(factor < 1 for factor in known)
+    return (
+        f"sigkernels is at least as fast in {len(known) - slower} of {len(known)} comparisons and slower in {slower}."
+    )
+
+
 # --- for people ----------------------------------------------------------------------------------------------------
 
 
@@ -149,22 +178,26 @@ def _more_text(name: str, value: Any) -> str:
     return f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
 
 
+def _factor_text(factor: float, interval: list[float] | None) -> str:
+    return f"×{factor:.2f}" + ("" if interval is None else f" ({interval[0]:.2f} … {interval[1]:.2f})")
+
+
 def _line(record: Record, group: list[Record]) -> tuple[str, ...]:
     factor = ratio(record, group)
     more = ", ".join(_more_text(name, value) for name, value in record.more.items())
     return (
         record.who,
         f"{seconds_text(record.seconds)} ±{50 * record.spread:.0f} %",
-        "" if factor is None else "1" if record is group[0] else f"×{factor:.2f}",
+        "" if factor is None else "1" if record is group[0] else _factor_text(factor, record.factor_interval),
         rate_text(record),
         "" if record.peak_bytes is None else f"{record.peak_bytes / 2**20:.1f} MiB",
         more,
     )
 
 
-def text(records: list[Record], changes: list[Change]) -> str:
+def text(records: list[Record], changes: list[Change], load: dict[str, Any] | None = None) -> str:
     """The report for a terminal."""
-    out = []
+    out = [score(records), *(f"WARNING: {warning}" for warning in warnings(records, load))]
     for name, members in by_group(records).items():
         out.append(f"\n{name}")
         lines = [_line(record, members) for record in members]
@@ -178,12 +211,21 @@ def text(records: list[Record], changes: list[Change]) -> str:
     return "\n".join(out)
 
 
-def page(records: list[Record], changes: list[Change], environment: dict[str, Any], command: str) -> str:
+def page(
+    records: list[Record],
+    changes: list[Change],
+    environment: dict[str, Any],
+    command: str,
+    load: dict[str, Any] | None = None,
+) -> str:
     """The report as one self-contained HTML page."""
+    items = "".join(f"<li>{html.escape(warning)}</li>" for warning in warnings(records, load))
     parts = [
         "<h1>sigkernels benchmarks</h1>",
         "<p class='lead'>Every case beside what people would use instead, on the same data in the same run. The "
-        "factor is the time over that of sigkernels: above 1 sigkernels is faster, below 1 (red) it is slower.</p>",
+        "factor is the time over that of sigkernels: above 1 sigkernels is faster, below 1 (red) it is slower. In "
+        f"brackets its 95 % interval.</p><p class='lead'>{score(records)}</p>",
+        f"<section class='warning'><h2>The machine was busy</h2><ul>{items}</ul></section>" if items else "",
         f"<section>{_about(environment, command)}</section>",
     ]
     if changes:
@@ -196,7 +238,9 @@ def page(records: list[Record], changes: list[Change], environment: dict[str, An
     rates = plots.throughput_rows(records)
     if rates:
         table = htmlreport.table(("labels", "who", "rows/s", "labels/s"), rates, text_columns=(1,))
-        parts.append(f"<h2>Throughput up to a million labels</h2><section>{table}</section>")
+        sizes = sorted({record.n for record in records if record.suite == "scaling" and record.n})
+        span = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
+        parts.append(f"<h2>Throughput at {span} labels</h2><section>{table}</section>")
     groups = by_group(records)
     for suite in dict.fromkeys(record.suite for record in records):
         body = []
@@ -249,12 +293,20 @@ def _pictures(records: list[Record]) -> str:
     return f"<div class='plots wide'>{''.join(shown)}</div>"
 
 
-def as_json(records: list[Record], changes: list[Change], environment: dict[str, Any], command: str) -> dict[str, Any]:
+def as_json(
+    records: list[Record],
+    changes: list[Change],
+    environment: dict[str, Any],
+    command: str,
+    load: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Everything, in a form that ``read`` takes back as an earlier run."""
     groups = by_group(records)
     return {
         "command": command,
         "environment": environment,
+        "load": load,
+        "warnings": warnings(records, load),
         "records": [asdict(record) for record in records],
         "factors": {g: {m.who: ratio(m, members) for m in members} for g, members in groups.items()},
         "changes": [asdict(change) for change in changes],

@@ -134,12 +134,13 @@ def reference(run: dict[str, Any]) -> None:
         share = 100 * heads[f"bottleneck:{width}"]["impossible_share"]
         left.annotate(f"{share:.1f} %", (width, share), xytext=(6, 4), textcoords="offset points", fontsize=8)
     if "plain:0" in heads:
-        right.axhline(heads["plain:0"]["f1_at_5"], color=plots.GREY, linestyle="--", label="full nn.Linear")
+        right.axhline(heads["plain:0"]["f1_at_5"], color=plots.GREY, linestyle="--")
+        right.text(widths[0], heads["plain:0"]["f1_at_5"], "full nn.Linear", fontsize=8, va="bottom")
     left.set(xlabel="learned columns", ylabel="test sets proved unpredictable, %", ylim=(-1, None))
     right.set(xlabel="learned columns", ylabel="F1@5 on the test set")
     for axes in (left, right):
         axes.set_xticks(widths)
-        axes.legend(frameon=False, fontsize=8)
+    htmlreport.legend(figure, columns=2)
     save(figure, "unargmaxable", run)
 
     lines = [

@@ -14,6 +14,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from sigkernels import machine_load
+from sigkernels.cli import add_command
+
 STDERR = 2
 NOTHING_SELECTED = 5  # pytest's exit code
 REGRESSION = 1
@@ -21,7 +24,8 @@ SUITES_FAILED = 3
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "bench",
         help="every benchmark against its peers, as one report",
         description="Runs the benchmark suites of the source tree and reports each case beside what people would use "
@@ -34,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--compare", type=Path, metavar="FILE", help="an earlier report.json or pytest-benchmark file")
     parser.add_argument("--tolerance", type=float, default=0.25, help="slowdown that counts (default %(default)s)")
     parser.add_argument("--html", action="store_true", help="write report.html too")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--require-idle", action="store_true", help="refuse to measure while other work is running")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,6 +50,11 @@ def run(args: argparse.Namespace) -> int:
     for package in ("pytest", "pytest_benchmark"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"the benchmarks need {package}: pip install pytest pytest-benchmark matplotlib")
+    load = machine_load.at_start()
+    if args.require_idle and load.warnings:
+        raise ValueError(f"the machine is busy (--require-idle): {' '.join(load.warnings)}")
+    for warning in load.warnings:
+        print(f"sigkernels bench: warning: {warning}", file=sys.stderr)
     args.output.mkdir(parents=True, exist_ok=True)
     files, failed = run_suites(suites, args.output / "suites", args.quick, args.only)
     if not files:
@@ -56,12 +65,13 @@ def run(args: argparse.Namespace) -> int:
     records = [record for file in files for record in report.read(file)[0]]
     changes = report.compare(records, before, args.tolerance)
     command = " ".join(["sigkernels", *sys.argv[1:]])
-    result = report.as_json(records, changes, env.collect(), command)
+    observed = load.as_dict() | {"warnings": load.warnings}
+    result = report.as_json(records, changes, env.collect(), command, observed)
     (args.output / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     if args.html:
-        page = report.page(records, changes, result["environment"], command)
+        page = report.page(records, changes, result["environment"], command, observed)
         (args.output / "report.html").write_text(page, encoding="utf-8")
-    print(json.dumps(result, indent=1) if args.json else report.text(records, changes))
+    print(json.dumps(result, indent=1) if args.json else report.text(records, changes, observed))
     written = "report.json and report.html" if args.html else "report.json"
     print(f"\nWrote {written} to {args.output}", file=sys.stderr)
     if failed:

@@ -33,6 +33,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: error: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
+def add_command(
+    subparsers: argparse._SubParsersAction,  # type: ignore[type-arg]
+    name: str,
+    help: str,
+    description: str,
+) -> argparse.ArgumentParser:
+    """The parser of one command, with the ``--json`` that every command has."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=help, description=description)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    return parser
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. The modules it imports are light: work is imported when it is run."""
     parser = Parser(

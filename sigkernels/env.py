@@ -11,14 +11,15 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from sigkernels import __version__
+from sigkernels import __version__, machine_load
+from sigkernels.backends import missing_kernels
+from sigkernels.cli import add_command
 
 PACKAGES = ("torch", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x", "pybind11")
 ISA_FEATURES = ("avx512_bf16", "avx512bw", "avx512f", "fma", "f16c", "avx2", "asimd", "sve")
 EXTENSIONS = {
-    "sigkernels._C": "the CPU kernels: install g++ and the Python headers (python3-dev), then reinstall with "
-    "SIGKERNELS_REQUIRE_EXT=1 to see why a build fails",
-    "sigkernels._cuda": "the CUDA kernels: reinstall with SIGKERNELS_CUDA=1 where nvcc is",
+    "sigkernels._C": f"the CPU kernels: {missing_kernels.REMEDY}",
+    "sigkernels._cuda": "the CUDA kernels: SIGKERNELS_CUDA=1 pip install . in the source tree, where nvcc is",
 }
 
 
@@ -37,7 +38,8 @@ def collect() -> dict[str, Any]:
         "threads": {
             "torch": torch.get_num_threads(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
+            "cores": machine_load.usable_cores(),
         },
         "extensions": {name: _extension(name) for name in EXTENSIONS},
         "backends": sk.backend_status(),
@@ -104,6 +106,14 @@ def _gpus() -> dict[str, Any]:
     return {"devices": devices, "why": why}
 
 
+def _waiting(policy: str | None) -> str:
+    """How OpenMP threads wait for each other, and what that does on a busy machine."""
+    if policy is not None and policy.strip().lower() == "passive":
+        return "OMP_WAIT_POLICY=passive: waiting threads sleep; right on a busy machine, a little slower on an idle one"
+    setting = f"OMP_WAIT_POLICY={policy}" if policy else "OMP_WAIT_POLICY is not set"
+    return f"{setting}: waiting threads spin; on a busy machine that is many times slower: set OMP_WAIT_POLICY=passive"
+
+
 def render(info: dict[str, Any]) -> str:
     """``collect()`` for people."""
     lines = [f"sigkernels {info['sigkernels']}"]
@@ -117,6 +127,7 @@ def render(info: dict[str, Any]) -> str:
     threads = info["threads"]
     omp = f", OMP_NUM_THREADS={threads['OMP_NUM_THREADS']}" if threads["OMP_NUM_THREADS"] else ""
     line("threads", f"{threads['torch']} (torch) on {threads['cores']} usable cores{omp}")
+    line("waiting", _waiting(threads["OMP_WAIT_POLICY"]))
     for gpu in info["gpus"]["devices"]:
         line("gpu", f"{gpu['name']}, compute {gpu['capability']}, {gpu['memory_gib']} GiB")
     if not info["gpus"]["devices"]:
@@ -137,13 +148,13 @@ def render(info: dict[str, Any]) -> str:
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser(
+    add_command(
+        subparsers,
         "env",
         help="versions, compiled extensions, backends and why each can or cannot run here",
         description="Shows versions, the compiled extensions with their flags and instruction sets, the backends "
         "with the reason where one is not available, threads and GPUs. Paste it into a bug report.",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-COLOURS = ("#7a8793", "#d1495b", "#00798c")  # what people have, what goes wrong, ours
+COLOURS = ("#7a8793", "#d1495b", "#00798c")  # the usual layer, the bottleneck, the DFT head
 SERIES = ("#00798c", "#d1495b", "#edae49", "#5c4d7d", "#66a182", "#7a8793", "#9c6644")
 STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: #1d2730; background: #f4f6f8; margin: 0 }
@@ -27,6 +27,7 @@ figure svg { width: 100%; height: auto } figcaption { color: #5a6772; font-size:
 code, pre { font: .88em ui-monospace, monospace; background: #eef1f4; border-radius: 4px; padding: .1em .3em }
 pre { padding: .8em 1em; overflow-x: auto }
 .scroll { overflow-x: auto }
+section.warning { background: #fbeaec; border-color: #d1495b } section.warning h2 { margin-top: 0 }
 """
 
 
@@ -75,6 +76,15 @@ def new_figure(width: float = 5.2, height: float = 3.2) -> tuple[Any, Any]:
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9)
     return figure, axes
+
+
+def legend(figure: Any, columns: int, title: str | None = None) -> None:
+    """A legend above the axes, where it covers no point."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=columns, title=title, frameon=False, fontsize=8,
+        title_fontsize=8,
+    )  # fmt: skip
 
 
 def inline_svg(figure: Any, caption: str, name: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from sigkernels import bench_command, cli, env
+from sigkernels import bench_command, cli, env, machine_load
+from sigkernels.machine_load import Competitor, Load
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 pytestmark = pytest.mark.skipif(not BENCH.exists(), reason="needs the source tree")
@@ -68,28 +72,28 @@ def test_a_run_from_end_to_end(suites, tmp_path, capsys):
 def canned(report):
     """A small run with something of every kind of suite."""
 
-    def made(suite, group, who, seconds, **more):
-        known = {name: more.pop(name) for name in ("n", "rows", "peak_bytes") if name in more}
+    def build(suite, group, who, seconds, **more):
+        known = {name: more.pop(name) for name in report.FIELDS if name in more}
         return report.Record(suite, group, who, seconds, 0.1, **known, more=more)
 
     records = [
-        made("fused_loss", "fused loss, n=8921", who, seconds, n=8921, rows=64)
+        build("fused_loss", "fused loss, n=8921", who, seconds, n=8921, rows=64)
         for who, seconds in (("sigkernels", 1.0), ("eager, frozen DFT", 3.5), ("compiled, no DFT", 0.8))
     ]
     for n in (1000, 1_000_000):
         for who, seconds in (("sigkernels, DFT head", 1e-3), ("eager torch, nn.Linear", 4e-3)):
-            records.append(made("scaling", f"training step, n={n:,}", who, seconds * n / 1000, n=n, rows=64))
+            records.append(build("scaling", f"training step, n={n:,}", who, seconds * n / 1000, n=n, rows=64))
     for who, peak in (("sigkernels", 26e6), ("eager, frozen DFT", 300e6)):
         group = "memory of a step, BCE, n=100000 k=50 s=64 B=256"
-        records.append(made("memory", group, who, 1.0, peak_bytes=peak, gradient_bytes=25.8e6))
-    records.append(made("roofline", "peaks of this machine", "torch sgemm", 1e-3, **{"GFLOP/s": 200.0}))
-    records.append(made("roofline", "peaks of this machine", "copy", 1e-3, **{"GB/s": 20.0}))
+        records.append(build("memory", group, who, 1.0, peak_bytes=peak, gradient_bytes=25.8e6))
+    records.append(build("roofline", "peaks of this machine", "torch sgemm", 1e-3, **{"GFLOP/s": 200.0}))
+    records.append(build("roofline", "peaks of this machine", "copy", 1e-3, **{"GB/s": 20.0}))
     rates = {"flop_per_byte": 48.0, "GFLOP/s": 150.0, "of attainable": 0.75}
-    records.append(made("roofline", "roofline, n=100000 k=50 s=64 B=64", "sigkernels", 1e-2, **rates))
-    records.append(made("lml", "LML forward + backward, n=8,921", "sigkernels", 1.0, max_error=1e-7))
-    records.append(made("lml", "LML forward + backward, n=8,921", "published bracketing", 60.0, max_error=1e-3))
-    records.append(made("verify", "verify 16 label sets", "sigkernels", 1.0))
-    records.append(made("verify", "verify 16 label sets", "scipy HiGHS, full program", 90.0))
+    records.append(build("roofline", "roofline, n=100000 k=50 s=64 B=64", "sigkernels", 1e-2, **rates))
+    records.append(build("lml", "LML forward + backward, n=8,921", "sigkernels", 1.0, max_error=1e-7))
+    records.append(build("lml", "LML forward + backward, n=8,921", "published bracketing", 60.0, max_error=1e-3))
+    records.append(build("verify", "verify 16 label sets", "sigkernels", 1.0))
+    records.append(build("verify", "verify 16 label sets", "scipy HiGHS, full program", 90.0))
     return records
 
 
@@ -125,7 +129,115 @@ def test_a_run_without_a_suite_has_no_picture_of_it(report, canned):
     assert page.count("<svg") == 1 and "measured peaks" not in page
 
 
-def test_a_failing_suite_is_told(suites, tmp_path, capsys):
+IDLE = Load(cores=2, load_average=0.1)
+BUSY = Load(cores=2, load_average=3.5, competitors=[Competitor(7, "cc1plus", 1.0), Competitor(8, "ld", 0.5)])
+
+
+def test_a_busy_machine_is_reported_everywhere(suites, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine_load, "at_start", lambda: BUSY)
+    arguments = ["bench", "--suites", str(suites), "--output", str(tmp_path / "out"), "--quick", "--html"]
+    assert cli.main(arguments) == 0
+    captured = capsys.readouterr()
+    expected = "other processes use 1.5 of 2 cores: cc1plus (1.0), ld (0.5)"
+    for text in (captured.out, captured.err, (tmp_path / "out" / "report.html").read_text()):
+        assert expected in text and "load average of the last minute is 3.5 on 2 cores" in text
+    saved = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert saved["load"]["competitors"][0]["name"] == "cc1plus" and expected in saved["warnings"][0]
+
+    assert cli.main([*arguments, "--require-idle"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sigkernels bench: error: the machine is busy (--require-idle)") and error.count("\n") == 1
+
+
+def test_an_idle_machine_is_not_reported(suites, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine_load, "at_start", lambda: IDLE)
+    arguments = ["bench", "--suites", str(suites), "--output", str(tmp_path / "out"), "--quick", "--html"]
+    assert cli.main([*arguments, "--require-idle"]) == 0
+    assert "WARNING" not in capsys.readouterr().out
+    assert "The machine was busy" not in (tmp_path / "out" / "report.html").read_text()
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["warnings"] == []
+
+
+def test_cases_that_were_preempted_are_counted(report):
+    records = [report.Record("s", f"g{i}", "sigkernels", 1.0, 0.0, preemptions=rate) for i, rate in enumerate((3, 400))]
+    (warning,) = report.warnings(records, None)
+    assert warning.startswith("1 of 2 cases were preempted") and "up to 400 times" in warning
+    assert report.warnings(records[:1], None) == []
+
+
+def test_a_process_that_uses_the_processor_is_seen():
+    if not machine_load.PROC.exists():
+        pytest.skip("needs /proc of Linux")
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        load = machine_load.at_start(window=0.5)
+    finally:
+        other.kill()
+        other.wait()
+    assert other.pid in [competitor.pid for competitor in load.competitors]
+
+
+def test_preemptions_of_sleeping_work():
+    rate = machine_load.preemptions(lambda: None)
+    assert rate is None or rate >= 0
+
+
+def test_the_page_names_the_range_it_measured(report, canned):
+    assert "<h2>Throughput at 1,000 to 1,000,000 labels</h2>" in report.page(canned, [], {}, "c")
+    small = [record for record in canned if record.suite != "scaling" or record.n == 1000]
+    assert "<h2>Throughput at 1,000 labels</h2>" in report.page(small, [], {}, "c")
+
+
+def test_how_often_sigkernels_is_slower_stands_on_top(report, canned):
+    assert report.score(canned) == "sigkernels is at least as fast in 6 of 7 comparisons and slower in 1."
+    assert report.text(canned, []).startswith("sigkernels is at least as fast in 6 of 7")
+    assert report.score([]) == "Nothing is compared in this run."
+
+
+def test_legends_stand_beside_the_points(report, canned):
+    pytest.importorskip("matplotlib")
+    for name in ("ratios", "memory", "roofline", "scaling"):
+        figure = getattr(report.plots, name)(canned)
+        assert figure.legends and all(axes.get_legend() is None for axes in figure.axes)
+        figure.draw_without_rendering()
+        covered = figure.axes[0].get_window_extent()
+        assert not figure.legends[0].get_window_extent().overlaps(covered), name
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("peers")
+
+
+def test_the_interval_of_a_median(peers):
+    assert peers.median_interval([3.0, 1.0, 2.0]) == [1.0, 3.0]  # too few for 95 %: all of them
+    low, high = peers.median_interval(range(100))
+    assert (low, high) == (40, 60)
+    assert peers.median_interval([5.0]) == [5.0, 5.0]
+
+
+def test_a_race_records_its_spread(peers):
+    class Benchmark:
+        def __init__(self):
+            self.extra_info = {}
+
+        def pedantic(self, function, rounds):
+            self.rounds = rounds
+
+    runners = {"sigkernels": lambda: None, "peer": lambda: sum(range(20_000))}
+    results = {}
+    for who in runners:
+        benchmark = Benchmark()
+        peers.race(benchmark, "spread", who, lambda: runners, seconds=0.01, rounds=5)
+        results[who] = benchmark.extra_info
+    low, high = results["peer"]["interval"]
+    assert 0 < low <= high and "factor_interval" not in results["sigkernels"]
+    assert results["peer"]["factor_interval"][0] > 1
+    assert results["peer"]["preemptions"] == results["sigkernels"]["preemptions"]
+
+
+def test_a_failing_suite_is_reported(suites, tmp_path, capsys):
     (suites / "bench_broken.py").write_text("def test_x(benchmark):\n    benchmark(lambda: 1 / 0)\n")
     assert cli.main(["bench", "--suites", str(suites), "--output", str(tmp_path / "out"), "--quick"]) == 3
     captured = capsys.readouterr()

@@ -132,8 +132,26 @@ def test_env_says_when_the_extension_was_not_built():
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "not built" in done.stdout and "SIGKERNELS_REQUIRE_EXT=1" in done.stdout
+    assert "pip install . in the source tree" in done.stdout and "reinstall sigkernels" not in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["cpu"] and "available" in line]
     assert "not available" in line
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (None, "OMP_WAIT_POLICY is not set: waiting threads spin"),
+        ("active", "OMP_WAIT_POLICY=active: waiting threads spin"),
+        ("PASSIVE", "OMP_WAIT_POLICY=passive: waiting threads sleep"),
+    ],
+)
+def test_env_says_how_threads_wait(policy, expected, monkeypatch, capsys):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if policy:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    assert cli.main(["env"]) == 0
+    assert expected in capsys.readouterr().out
+    assert env.collect()["threads"]["OMP_WAIT_POLICY"] == policy
 
 
 def test_env_shows_a_forced_backend(monkeypatch, capsys):

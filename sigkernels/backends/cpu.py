@@ -19,6 +19,7 @@ from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ConfusionLoss, Loss
+from . import missing_kernels
 from .buffers import gradient_of
 from .interface import LossResult, accumulate_dtype, gradient_dtype
 
@@ -26,10 +27,7 @@ try:
     from .. import _C  # type: ignore[attr-defined]
 except ImportError as error:
     _C = None
-    _why: str | None = (
-        f"its compiled core could not be loaded ({error}); "
-        "install a wheel of sigkernels, or a C++17 compiler and run: pip install --force-reinstall sigkernels"
-    )
+    _why: str | None = f"its compiled core could not be loaded ({error}); {missing_kernels.REMEDY}"
 else:
     _why = None
 

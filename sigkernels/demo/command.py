@@ -7,9 +7,12 @@ import json
 import sys
 from pathlib import Path
 
+from sigkernels.cli import add_command
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "demo",
         help="train three output layers on real data and prove what each can never predict",
         description="Trains the same small encoder on 53,422 Debian packages with a plain nn.Linear, a bottlenecked "
@@ -22,7 +25,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--sets", type=int, help="test label sets to verify (default 200; quick: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the data")
     parser.add_argument("--output", type=Path, default=Path("demo/report.html"), help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:

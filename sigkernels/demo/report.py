@@ -98,7 +98,7 @@ def _plots(results: Sequence[Result]) -> str:
         smooth = np.convolve(result.losses, np.ones(window) / window, "valid")
         axes.plot(np.arange(len(smooth)) + window, smooth, color=colour, label=result.name)
     axes.set(xlabel="step", ylabel="training loss", yscale="log")
-    axes.legend(frameon=False, fontsize=9)
+    htmlreport.legend(figure, columns=3)
     figures.append(htmlreport.inline_svg(figure, "Training loss, averaged over neighbouring steps", "loss"))
 
     figure, axes = htmlreport.new_figure()
@@ -106,7 +106,7 @@ def _plots(results: Sequence[Result]) -> str:
         axes.plot(range(1, len(result.f1_at_5) + 1), result.f1_at_5, "o-", color=colour, label=result.name)
     axes.set(xlabel="epoch", ylabel="F1@5 on the test packages")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=9)
+    htmlreport.legend(figure, columns=3)
     figures.append(htmlreport.inline_svg(figure, "F1@5 after each epoch", "f1"))
 
     bars: list[tuple[str, list[float], str, str]] = [
