@@ -64,7 +64,7 @@ def in_fresh_process(name: str, who: str) -> dict[str, Any]:
     )
     measured = json.loads(done.stdout)
     if measured["peak_bytes"] is not None:
-        measured["beyond_gradient_bytes"] = measured["peak_bytes"] - measured["gradient_bytes"]
+        measured["beyond_gradient_bytes"] = max(measured["peak_bytes"] - measured["gradient_bytes"], 0)
     return measured
 
 

@@ -100,13 +100,13 @@ def roofline(records: Sequence[Any]) -> Any:
     cases = [r for r in mine if r.ours and "flop_per_byte" in r.more]
     if flops is None or bandwidth is None or not cases:
         return None
-    figure, axes = htmlreport.new_figure(7.2, 4.2)
+    figure, axes = htmlreport.new_figure(8.4, 4.2)
     low = min(1.0, *(r.more["flop_per_byte"] / 2 for r in cases))
     high = max(256.0, *(r.more["flop_per_byte"] * 2 for r in cases))
     grid = [low * (high / low) ** (i / 80) for i in range(81)]
     axes.plot(grid, [min(flops, g * bandwidth) for g in grid], color="#1d2730")
     axes.text(high, flops * 1.06, f"torch sgemm {flops:.0f} GFLOP/s", ha="right", fontsize=8)
-    axes.text(low * 1.1, low * 1.6 * bandwidth, f"copy {bandwidth:.0f} GB/s", fontsize=8)
+    axes.text(low * 2.1, low * 1.8 * bandwidth, f"copy {bandwidth:.0f} GB/s", fontsize=8, va="top")
     for i, record in enumerate(cases):
         colour = htmlreport.SERIES[i % len(htmlreport.SERIES)]
         share = record.more["of attainable"]
@@ -130,7 +130,7 @@ def scaling(records: Sequence[Any], suite: str = "scaling") -> Any:
     curves = {who: points for who, points in curves.items() if len(points) > 1}
     if not curves:
         return None
-    figure, axes = htmlreport.new_figure(6.2, 3.6)
+    figure, axes = htmlreport.new_figure(8.4, 3.6)
     for i, (who, points) in enumerate(sorted(curves.items(), key=lambda item: not item[0].startswith(OURS))):
         colour = htmlreport.SERIES[i % len(htmlreport.SERIES)]
         axes.plot(*zip(*sorted(points.items()), strict=True), "o-", color=colour, label=who)

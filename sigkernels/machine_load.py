@@ -23,7 +23,7 @@ PROC = Path("/proc")
 WINDOW = 0.5  # seconds over which other processes are watched
 BUSY_CORES = 0.25  # cores in use by others from which a machine counts as busy
 BUSY_LOAD = 0.75  # load average per core
-PREEMPTED = 50.0  # involuntary context switches per second of processor time: an idle machine has a few
+PREEMPTED = 100.0  # involuntary context switches per second of processor time: an idle machine has a few
 REMEDY = "stop them, or set OMP_WAIT_POLICY=passive, and measure again"
 
 
