@@ -1,6 +1,7 @@
 """``sigkernels verify``: files in, exit codes and JSON out."""
 
 import argparse
+import importlib
 import json
 
 import numpy as np
@@ -9,9 +10,9 @@ import scipy.sparse
 import torch
 
 import sigkernels as sk
-from sigkernels.verify import Report
+from sigkernels.verify import Report, Verdict
 from sigkernels.verify.command import add_parser, run
-from sigkernels.verify.files import load_label_sets
+from sigkernels.verify.label_file import load_label_sets
 
 W = np.random.default_rng(0).standard_normal((12, 3))
 YES = [np.flatnonzero(W @ x > 0).tolist() for x in np.random.default_rng(1).standard_normal((4, 3))]
@@ -101,7 +102,7 @@ def test_safetensors(files):
 def test_something_unargmaxable_is_exit_code_1(files, capsys):
     assert call(files / "w.npy", files / "no.txt") == 1
     out = capsys.readouterr().out
-    assert "UNARGMAXABLE" in out and "cannot be predicted: sets 0" in out
+    assert "FAILED  UNARGMAXABLE: sets 0" in out
 
 
 def test_json_out_and_check(files, capsys):
@@ -168,13 +169,6 @@ def test_two_heads_need_a_name(files, capsys):
     assert "Say --weight NAME" in capsys.readouterr().err
 
 
-def test_strict_counts_what_is_not_known_to_be_argmaxable(files):
-    tall = np.array([[1.0, 0.0], [-1.0, 1.0], [1.0, -1.0]])
-    np.save(files / "tall.npy", tall)
-    (files / "set.txt").write_text("0 1 2\n")
-    assert call(files / "tall.npy", files / "set.txt", "--strict") == 1
-
-
 @pytest.mark.parametrize(
     ("weights", "labels", "options", "message"),
     [
@@ -188,7 +182,7 @@ def test_strict_counts_what_is_not_known_to_be_argmaxable(files):
         ("w.npz", "yes.txt", ("--weight", "nope"), "no array 'nope'"),
         ("w.npz", "yes.txt", ("--bias", "nope"), "no array 'nope'"),
         ("w.npy", "w.npz", (), "matrix over 3 labels"),
-        ("nan.npy", "yes.txt", (), "every entry must be finite"),
+        ("nan.npy", "yes.txt", (), "nan.npy: its array holds nan at [0, 0]"),
         ("w.npy", "yes.txt", ("--tol", "-1"), "tol must be at least 0"),
         ("w.npy", "yes.txt", ("--box", "0"), "box must be positive"),
         ("w.npy", "yes.txt", ("--device", "tpu"), "device='tpu'"),
@@ -197,6 +191,25 @@ def test_strict_counts_what_is_not_known_to_be_argmaxable(files):
         ("vector.npy", "yes.txt", (), "its array has shape (3,)"),
         ("vector.npy", "yes.txt", ("--dft", "1"), "its array has shape (3,)"),
         ("text.npy", "yes.txt", (), "damaged, or not a numpy file"),
+        (".", "yes.txt", (), "is a directory; name the file in it, for example"),
+        ("w.npy", ".", (), "is a directory"),
+        ("archive.npy", "yes.txt", (), "archive.npy: is an .npz archive by its content: rename it"),
+        ("plain.npz", "yes.txt", (), "plain.npz: is an .npy array by its content: rename it"),
+        ("fp8.pt", "yes.txt", (), "fp8.pt: 'weight' is torch.float8_e4m3fn"),
+        ("sparse.pt", "yes.txt", (), "sparse.pt: 'weight' must be dense"),
+        ("meta.pt", "yes.txt", (), "meta.pt: 'weight' is on the meta device"),
+        ("nan.pt", "yes.txt", (), "nan.pt: 'weight' holds nan at [0, 0]"),
+        ("module.pt", "yes.txt", (), "module.pt: holds pickled Python objects"),
+        ("list.pt", "yes.txt", (), "list.pt: holds a list"),
+        ("w.npy", "other.pt", (), "other.pt: holds sets over 500 labels, and the classifier has 12"),
+        ("w.npy", "yes.txt", ("--allow", "maybe"), "--allow maybe: use thin, not_eps"),
+        ("w.npy", "yes.txt", ("--min-sets", "-1"), "--min-sets must be at least 0"),
+        ("w.npy", "yes.txt", ("--threshold", "1.5"), "strictly between 0 and 1"),
+        ("w.npy", "yes.txt", ("--threshold", "high"), "high: no such file"),
+        ("w.npy", "yes.txt", ("--rule", "topk", "--threshold", "0.5"), "leave threshold=None"),
+        ("w.npy", "yes.txt", ("--rule", "argmax"), "predicts exactly one"),
+        ("two-biases.npz", "yes.txt", (), "which of bias, b is the bias?"),
+        ("turned.npz", "yes.txt", (), "if the matrix is [features, labels], save its transpose"),
         ("empty.pt", "yes.txt", (), "cannot be read"),
         ("w.npy", "no-format.npz", (), "damaged sparse matrix"),
         ("w.npy", "no-blocks.npz", (), "damaged sparse matrix"),
@@ -213,6 +226,20 @@ def test_bad_input_is_exit_code_2_and_one_line(files, capsys, weights, labels, o
     (files / "text.npy").write_text("hello")
     np.save(files / "nan.npy", np.full((12, 3), np.nan))
     (files / "empty.pt").touch()
+    with open(files / "archive.npy", "wb") as file:
+        np.savez(file, weight=W)
+    with open(files / "plain.npz", "wb") as file:
+        np.save(file, W)
+    weight = torch.from_numpy(W).float()
+    torch.save({"weight": weight.to(torch.float8_e4m3fn)}, files / "fp8.pt")
+    torch.save({"weight": weight.to_sparse()}, files / "sparse.pt")
+    torch.save({"weight": weight.to("meta")}, files / "meta.pt")
+    torch.save({"weight": weight * np.nan}, files / "nan.pt")
+    torch.save(torch.nn.Linear(3, 12), files / "module.pt")
+    torch.save([weight], files / "list.pt")
+    torch.save(sk.LabelSets.from_lists([[3]], 500), files / "other.pt")
+    np.savez(files / "two-biases.npz", weight=W, bias=W[:, 0], b=W[:, 1])
+    np.savez(files / "turned.npz", weight=W.T.copy(), bias=W[:, 0])
     np.savez(files / "no-format.npz", **SPARSE | {"format": np.array(3)})
     empty = {"indices": np.zeros(0, int), "indptr": np.zeros(2, int)}
     np.savez(files / "no-blocks.npz", **SPARSE | empty | {"format": b"bsr", "data": np.ones((1, 0, 0))})
@@ -220,3 +247,155 @@ def test_bad_input_is_exit_code_2_and_one_line(files, capsys, weights, labels, o
     assert call(files / weights, files / labels, *options) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+# Which arrays are used
+
+AFFINE, SHIFT = np.array([[1.0], [-1.0]]), np.array([1.0, 1.0])  # both labels together: only with the bias
+
+
+@pytest.mark.parametrize(
+    ("names", "weight", "bias"),
+    [
+        ({"weight": AFFINE, "b": SHIFT}, "weight", "b"),
+        ({"W": AFFINE, "b": SHIFT}, "W", "b"),
+        ({"coef_": AFFINE, "intercept_": SHIFT}, "coef_", "intercept_"),
+        ({"coef_": AFFINE, "intercept_": SHIFT, "classes_": np.arange(2)}, "coef_", "intercept_"),
+        ({"weight": np.repeat(AFFINE, 2, 1), "bias": SHIFT[:, None]}, "weight", "bias"),
+        ({"weight": np.repeat(AFFINE, 2, 1), "bias": SHIFT[None, :]}, "weight", "bias"),
+        ({"fc.weight": AFFINE, "fc.bias": SHIFT, "encoder.weight": np.ones((5, 1))}, "fc.weight", "fc.bias"),
+    ],
+)
+def test_a_bias_is_found_by_every_usual_name_and_shape(files, capsys, names, weight, bias):
+    np.savez(files / "affine.npz", **names)
+    (files / "both.txt").write_text("0 1\n")
+    assert call(files / "affine.npz", files / "both.txt", "--json") == 0
+    out = json.loads(capsys.readouterr().out)
+    assert (out["weight"], out["bias"]) == (weight, bias)
+    assert call(files / "affine.npz", files / "both.txt", "--no-bias") == 1
+    assert "no bias" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ("offset", "shift", "encoder.norm.bias"))
+@pytest.mark.parametrize("shape", ((2,), (2, 1)))
+def test_an_array_that_may_be_a_bias_is_never_dropped(files, capsys, name, shape):
+    np.savez(files / "affine.npz", **{"weight": np.repeat(AFFINE, 2, 1), name: SHIFT.reshape(shape)})
+    (files / "both.txt").write_text("0 1\n")
+    assert call(files / "affine.npz", files / "both.txt") == 2
+    error = capsys.readouterr().err
+    assert "affine.npz: there may be a bias" in error and name in error and "--no-bias" in error
+    assert call(files / "affine.npz", files / "both.txt", "--bias", name) == 0
+    assert f"bias {name}" in capsys.readouterr().out
+    assert call(files / "affine.npz", files / "both.txt", "--no-bias") == 1
+    assert f"not used: {name}" in capsys.readouterr().out
+
+
+def test_a_second_vector_over_the_labels_is_refused(files, capsys):
+    np.savez(files / "affine.npz", weight=AFFINE, bias=SHIFT, pos_weight=SHIFT)
+    (files / "both.txt").write_text("0 1\n")
+    assert call(files / "affine.npz", files / "both.txt") == 2
+    assert "the bias is 'bias', but 'pos_weight'" in capsys.readouterr().err
+    assert call(files / "affine.npz", files / "both.txt", "--bias", "bias") == 0
+
+
+@pytest.mark.parametrize("wrapper", ("state_dict", "model_state_dict", "model", None))
+@pytest.mark.parametrize("prefix", ("", "model.", "module.", "model._orig_mod.", "net."))
+def test_checkpoints_of_every_usual_form(files, capsys, wrapper, prefix):
+    linear = torch.nn.Linear(3, 12)
+    state = {f"{prefix}classifier.{name}": value for name, value in linear.state_dict().items()}
+    state[f"{prefix}encoder.weight"] = torch.ones(3, 7)
+    rest = {"epoch": 3, "optimizer_state_dict": {"state": {0: {"exp_avg": torch.ones(12, 3)}}}}
+    torch.save({wrapper: state, **rest} if wrapper else state, files / "model.ckpt")
+    sets = sk.verify(linear, YES)
+    call(files / "model.ckpt", files / "yes.txt", "--json")
+    out = json.loads(capsys.readouterr().out)
+    assert out["weight"] == f"{prefix}classifier.weight" and out["bias"] == f"{prefix}classifier.bias"
+    assert out["verdicts"] == [str(v) for v in sets.verdicts]
+
+
+# The gate
+
+
+def test_no_label_sets_do_not_pass(files, capsys):
+    (files / "nothing.txt").write_text("")
+    assert call(files / "w.npy", files / "nothing.txt") == 1
+    assert "0 label sets were given, and at least 1" in capsys.readouterr().out
+    assert call(files / "w.npy", files / "nothing.txt", "--min-sets", 0) == 0
+    assert call(files / "w.npy", files / "yes.txt", "--min-sets", 5) == 1
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_only_what_is_argmaxable_or_allowed_passes(files, capsys, monkeypatch, verdict):
+    def verify(*args, **kwargs):
+        report = sk.verify(*args, **kwargs)
+        report.verdicts[1] = verdict
+        return report
+
+    monkeypatch.setattr(importlib.import_module("sigkernels.verify.pipeline"), "verify", verify)
+    passes = verdict is Verdict.ARGMAXABLE
+    assert call(files / "w.npy", files / "yes.txt") == (0 if passes else 1)
+    assert ("PASSED" if passes else f"FAILED  {verdict}: sets 1") in capsys.readouterr().out
+    if not passes:
+        assert call(files / "w.npy", files / "yes.txt", "--allow", f"{str(verdict).lower()},undecided") == 0
+        others = ",".join(v.lower() for v in Verdict if v not in (verdict, Verdict.ARGMAXABLE))
+        assert call(files / "w.npy", files / "yes.txt", "--allow", others, "--json") == 1
+        out = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert out["passed"] is False and out["reasons"] == [f"{verdict}: sets 1"]
+
+
+def test_a_thin_set_passes_only_where_thin_is_allowed(files):
+    np.save(files / "thin.npy", np.array([[1.0, 0.0], [-1.0, 1.0], [1.0 + 2.0**-45, -1.0]]))
+    (files / "thin.txt").write_text("0 1 2\n")
+    assert call(files / "thin.npy", files / "thin.txt", "--tol", 1e-3) == 1
+    assert call(files / "thin.npy", files / "thin.txt", "--tol", 1e-3, "--allow", "thin") == 0
+
+
+# Where the report goes
+
+
+def test_a_report_never_overwrites_an_input(files, capsys):
+    for name in ("w.npz", "csr.npz"):
+        before = (files / name).read_bytes()
+        assert call(files / "w.npz", files / "csr.npz", "--out", files / "." / name) == 2
+        assert "is an input of this command" in capsys.readouterr().err
+        assert (files / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("out", ("missing/report.npz", "."))
+def test_a_report_that_cannot_be_written_is_refused_before_the_proving(files, capsys, monkeypatch, out):
+    monkeypatch.setattr(
+        importlib.import_module("sigkernels.verify.pipeline"), "verify", lambda *a, **k: pytest.fail("proved first")
+    )
+    assert call(files / "w.npy", files / "yes.txt", "--out", files / out) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_report_is_written_whole_or_not_at_all(files, monkeypatch):
+    report = sk.verify(W, YES)
+    report.save(files / "report.npz")
+    before = (files / "report.npz").read_bytes()
+
+    def fail(file, **arrays):
+        file.write(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    with pytest.raises(OSError, match="no space"):
+        report.save(files / "report.npz")
+    assert (files / "report.npz").read_bytes() == before
+    assert not list(files.glob("*.part")) and not list(files.glob(".*.part"))
+
+
+# Rules
+
+
+def test_thresholds_and_rules_on_the_command_line(files, capsys):
+    np.save(files / "pair.npy", AFFINE)
+    (files / "both.txt").write_text("0 1\n")
+    np.save(files / "low.npy", np.array([0.3, 0.4]))
+    (files / "low.txt").write_text("0.3\n0.4\n")
+    for threshold, code in (("0.5", 1), ("0.3", 0), ("free", 0), (files / "low.npy", 0), (files / "low.txt", 0)):
+        assert call(files / "pair.npy", files / "both.txt", "--threshold", threshold, "--out", files / "r.npz") == code
+        assert Report.load(files / "r.npz").check()
+    assert call(files / "pair.npy", files / "both.txt", "--rule", "topk", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rule"] == "topk"

@@ -1,26 +1,36 @@
-"""``sigkernels verify WEIGHTS LABELS``: the verifier on the command line.
+"""``sigkernels verify WEIGHTS LABELS``: the verifier on the command line, as a gate before a release.
 
-Exit code 0: every set is argmaxable. 1: at least one is not (or is not known to be, with ``--strict``). 2: bad input.
+Exit code 0: every set is ARGMAXABLE, or has a verdict that ``--allow`` names. 1: not so. 2: bad input.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
-from .certificate import Verdict
-from .files import BadFile, Classifier, load_classifier, load_label_sets
+import numpy as np
+
+from .classifier_file import StoredClassifier, load_classifier
+from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays
+from .gate import TOLERABLE, Gate
+from .label_file import load_label_sets
+from .report import CheckResult, Report
+from .rules import FREE, RULES
+
+JSON_SCHEMA = 1
 
 EPILOG = """\
-WEIGHTS  the output layer: .npz, .npy, .pt or .safetensors with a matrix [labels, features] (and, beside it, its bias),
-         or with the slack_weight and proj.weight of a DFTHead
-LABELS   the label sets: .npz (indices and offsets, a scipy sparse matrix, or a dense 0/1 matrix), or text with
-         one set per line (labels separated by commas or spaces; svmlight features are skipped)
+WEIGHTS  the output layer: .npz, .npy, .pt, .ckpt or .safetensors with a matrix [labels, features] and, beside it, its
+         bias (weight and bias, W and b, coef_ and intercept_), or with the slack_weight and proj.weight of a DFTHead
+LABELS   the label sets: .npz (indices and offsets, a scipy sparse matrix, or a dense 0/1 matrix), .pt (LabelSets), or
+         text with one set per line (labels separated by commas or spaces; svmlight features are skipped)
 
-exit code: 0 all sets can be predicted, 1 some cannot, 2 bad input
+exit code: 0 every set is ARGMAXABLE or has a verdict that --allow names, 1 not so, 2 bad input
 """
 
 
@@ -39,18 +49,28 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--bias", metavar="NAME", help="which array in WEIGHTS is the bias (default: beside the matrix)"
     )
-    parser.add_argument("--no-bias", action="store_true", help="ignore a bias in WEIGHTS")
+    parser.add_argument("--no-bias", action="store_true", help="the classifier has no bias, whatever WEIGHTS holds")
     parser.add_argument(
         "--dft",
         type=int,
         metavar="K",
         help="WEIGHTS are the slack columns of a DFT head with this k (a head's state dict says so itself)",
     )
+    parser.add_argument("--rule", choices=RULES, default="threshold", help="which labels are predicted")
+    parser.add_argument(
+        "--threshold",
+        metavar="T",
+        help='probability above which a label is predicted (default 0.5), "free" for one that is chosen for each input, '
+        "or a file with one for each label",
+    )
     parser.add_argument("--tol", type=float, default=1e-8, help="least radius that counts as argmaxable (default 1e-8)")
     parser.add_argument("--box", type=float, default=1e4, help="bound on the inputs (default 1e4)")
     parser.add_argument("--radius", action="store_true", help="close the interval of every radius")
     parser.add_argument("--device", default="cpu", help='"cpu" or "cuda"')
-    parser.add_argument("--strict", action="store_true", help="exit with 1 also for NOT_EPS and UNDECIDED")
+    parser.add_argument(
+        "--allow", default="", metavar="VERDICTS", help=f"verdicts that pass beside ARGMAXABLE: {','.join(TOLERABLE)}"
+    )
+    parser.add_argument("--min-sets", type=int, default=1, metavar="N", help="fail with fewer label sets (default 1)")
     parser.add_argument("--check", action="store_true", help="prove every line a second time")
     parser.add_argument("--out", metavar="FILE", help="save the report (.npz) with all proofs")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -73,56 +93,108 @@ def run(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from .pipeline import verify
 
-    layer = load_classifier(args.weights, args.weight, args.bias, args.dft)
-    bias = None if args.no_bias else layer.bias
-    classifier: Any = layer.weight
-    if layer.k is not None:
-        if bias is not None:
-            raise BadFile("a DFT head has no bias: use --no-bias")
-        classifier = _dft_head(layer, layer.k)
+    gate = Gate.of(args.allow, args.min_sets)
+    out = None if args.out is None else _writable(args.out, (args.weights, args.labels))
+    layer = load_classifier(args.weights, args.weight, args.bias, args.no_bias, args.dft)
     labels = load_label_sets(args.labels, layer.weight.shape[0])
-    progress = False if args.quiet or args.json else None
-    report = verify(classifier, labels, bias, args.tol, args.box, args.radius, args.device, progress=progress)
-    if args.out:
-        report.save(args.out)
+    report = verify(
+        layer.weight if layer.k is None else _dft_head(layer, layer.k),
+        labels,
+        layer.bias,
+        args.tol,
+        args.box,
+        args.radius,
+        args.device,
+        progress=False if args.quiet or args.json else None,
+        rule=args.rule,
+        threshold=_threshold(args.threshold),
+    )
+    if out is not None:
+        report.save(out)
     checked = report.check() if args.check else None
-    counts = report.counts()
+    reasons = gate.reasons(report)
+    if checked is not None and not checked:
+        reasons.append(f"a proof did not hold when it was checked: {checked}")
     if args.json:
-        out = {
-            "labels": report.question.n,
-            "features": report.question.d,
-            "sets": len(report),
-            "tol": report.question.tol,
-            "box": report.question.box,
-            "counts": counts,
-            "verdicts": [str(v) for v in report.verdicts],
-            "radius_lo": [_finite(v) for v in report.radius_lo],
-            "radius_hi": [_finite(v) for v in report.radius_hi],
-            "stages": [s._asdict() for s in report.stages],
-            "notes": report.notes,
-        }
-        if checked is not None:
-            out["checked"] = bool(checked)
-        print(json.dumps(out))
+        print(json.dumps(_as_json(report, layer, gate, reasons, checked)))
     else:
+        print(f"{args.weights}: {layer}")
         print(report.summary())
-        bad = [i for i, v in enumerate(report.verdicts) if v == Verdict.UNARGMAXABLE]
-        if bad:
-            more = f" and {len(bad) - 10} more" if len(bad) > 10 else ""
-            print(f"  cannot be predicted: sets {', '.join(map(str, bad[:10]))}{more}")
         if checked is not None:
             print(f"  {checked}")
-        if args.out:
-            print(f"  saved {args.out}")
-    if checked is not None and not checked:
-        return 1
-    failing = counts["UNARGMAXABLE"]
-    if args.strict:
-        failing += counts["NOT_EPS"] + counts["UNDECIDED"]
-    return 1 if failing else 0
+        if out is not None:
+            print(f"  saved {out}")
+        print("\n".join(f"FAILED  {reason}" for reason in reasons) or f"PASSED  {len(report)} label sets")
+    return 1 if reasons else 0
 
 
-def _dft_head(layer: Classifier, k: int) -> Any:
+def _as_json(
+    report: Report, layer: StoredClassifier, gate: Gate, reasons: list[str], checked: CheckResult | None
+) -> dict[str, Any]:
+    """What ``--json`` prints; docs/verify/use.md says what each entry is."""
+    question = report.question
+    threshold = question.rule.threshold
+    out = {
+        "schema": JSON_SCHEMA,
+        "passed": not reasons,
+        "reasons": reasons,
+        "allowed": ["argmaxable", *gate.allowed],
+        "weight": layer.weight_name,
+        "bias": layer.bias_name,
+        "unused": layer.unused,
+        "rule": question.rule.name,
+        "threshold": threshold.tolist() if isinstance(threshold, np.ndarray) else threshold,
+        "labels": question.n,
+        "features": question.inputs,
+        "sets": len(report),
+        "tol": question.tol,
+        "box": question.box,
+        "counts": report.counts(),
+        "verdicts": [str(v) for v in report.verdicts],
+        "radius_lo": [_finite(v) for v in report.radius_lo],
+        "radius_hi": [_finite(v) for v in report.radius_hi],
+        "stages": [s._asdict() for s in report.stages],
+        "notes": report.notes,
+    }
+    return out if checked is None else out | {"checked": bool(checked)}
+
+
+def _threshold(text: str | None) -> Any:
+    """A probability, "free", or the numbers in a file."""
+    if text is None or text == FREE:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    file = existing_file(text)
+    if file.suffix in (".npy", ".npz", *TORCH_SUFFIXES):
+        arrays = list(read_arrays(file).values())
+        if len(arrays) != 1:
+            raise BadFile(f"{text}: must hold one array of thresholds, and holds {len(arrays)}")
+        return np.asarray(arrays[0])
+    try:
+        return np.array(file.read_text(encoding="utf-8-sig").replace(",", " ").split(), dtype=np.float64)
+    except ValueError:
+        raise BadFile(f"{text}: is not a list of thresholds, one number for each label") from None
+
+
+def _writable(path: str, inputs: tuple[str, ...]) -> Path:
+    """Where the report goes, if it can go there: found out before any proving."""
+    out = Path(path)
+    if out.is_dir():
+        raise BadFile(f"--out {path}: is a directory; name a file in it")
+    if not out.absolute().parent.is_dir():
+        raise BadFile(f"--out {path}: there is no directory {out.parent}")
+    if not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
+        raise BadFile(f"--out {path}: may not be written")
+    for name in inputs:
+        if out.exists() and Path(name).exists() and out.samefile(name):
+            raise BadFile(f"--out {path}: is an input of this command and would be overwritten; choose another name")
+    return out
+
+
+def _dft_head(layer: StoredClassifier, k: int) -> Any:
     """The head whose slack columns were in the file."""
     import torch
 

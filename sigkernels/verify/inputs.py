@@ -11,17 +11,35 @@ from numpy import ndarray
 from ..dft import check_dft
 from ..heads import DFTHead, Head
 from ..labels import LabelSets
-from ..validation import check_number
+from ..validation import check_number, is_distributed
 from .question import Question
 from .rules import DecisionRule
+
+
+def _plain(name: str, value: torch.Tensor) -> ndarray:
+    """The numbers of a tensor; one that has none of its own is refused with the remedy."""
+    if is_distributed(value):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, sharded over processes: gather it on every rank with full_tensor() "
+            "(of a whole model: torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+            "StateDictOptions(full_state_dict=True)) and verify that"
+        )
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be dense, got layout {value.layout}; call .to_dense()")
+    if value.device.type == "meta":
+        raise TypeError(f"{name} is on the meta device and holds no numbers; load the weights first")
+    if "float8" in str(value.dtype) or value.is_quantized:
+        raise TypeError(
+            f"{name} is {value.dtype}, whose numbers mean nothing without their scales; dequantize it first"
+        )
+    value = value.cpu()
+    return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).numpy()
 
 
 def as_numpy(name: str, value: Any) -> ndarray:
     """A tensor or array as numpy, in a dtype that holds every stored number exactly."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-        value = value.numpy()
+        value = _plain(name, value.detach())
     elif isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)

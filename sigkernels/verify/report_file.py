@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 import zlib
 from dataclasses import replace
@@ -53,8 +54,15 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
     if isinstance(p.rule.threshold, ndarray):
         arrays["threshold"], meta["threshold"] = p.rule.threshold, None
     arrays["meta"] = np.array(json.dumps(meta))
-    with open(path, "wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    # Under another name until it is complete: what was there before is not lost to a full disk.
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
