@@ -3,6 +3,7 @@
 # make lint   ruff (lint and format) and mypy
 # make bench  every benchmark against its peers; writes bench/out/report.html
 # make build  sdist and wheel into dist/
+# make wheel  a manylinux wheel into dist/repaired, which runs on other Linux machines
 # make clean  remove what the above made (the .venv too)
 #
 # A second run reuses .venv; a changed source of csrc recompiles, a changed pyproject.toml installs again.
@@ -15,7 +16,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SOURCES := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.h*' -o -name '*.cu*' \) 2>/dev/null)
 
-.PHONY: demo test lint bench build clean
+.PHONY: demo test lint bench build wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/run $(VENV)/ext
@@ -34,6 +35,11 @@ bench: $(VENV)/dev $(VENV)/ext
 
 build: $(VENV)/dev
 	$(BIN)/python -m build --outdir dist
+
+# torch ships the OpenMP runtime and loads it first. A second copy inside the wheel would be a second thread pool.
+wheel: build
+	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[wheel]'
+	$(BIN)/python -m auditwheel repair --exclude libgomp.so.1 --wheel-dir dist/repaired dist/*-linux_*.whl
 
 clean:
 	rm -rf $(VENV) build dist demo bench/out *.egg-info sigkernels/_C.*.so sigkernels/_cuda.*.so

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs 
 SOURCE_PARTS = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
 SOURCE_PARTS += ("CONTRIBUTING.md", "Makefile", "constraints.txt", "csrc", "sigkernels", "tests", "bench")
 SOURCE_PARTS += ("examples", "docs")
+FOLDERS = ("csrc/", "sigkernels/", "tests/", "bench/", "examples/", "docs/")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_sdist_carries_everything(source, tmp_path):
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
         pytest.skip("the list of files to compare with comes from git")
-    expected = {n for n in tracked.stdout.splitlines() if n.startswith(("csrc/", "sigkernels/", "tests/"))}
+    expected = {n for n in tracked.stdout.splitlines() if n.startswith(FOLDERS)}
     expected |= {"LICENSE", "README.md", "setup.py", "pyproject.toml", "constraints.txt", "Makefile"}
     assert expected <= names, sorted(expected - names)
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))]
@@ -83,6 +84,15 @@ def test_a_build_without_a_compiler(source, tmp_path, required):
     assert (done.returncode != 0) == required, done.stdout + done.stderr
     assert "no-such-compiler" in done.stdout + done.stderr
     assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_wheel_has_no_openmp_runtime_of_its_own():
+    """torch's is loaded first; a bundled copy would be a second thread pool."""
+    shown = subprocess.run(["make", "--dry-run", "wheel"], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    (repair,) = [line for line in shown.stdout.splitlines() if "auditwheel repair" in line]
+    assert "--exclude libgomp.so.1" in repair
 
 
 def test_cuda_asked_for_but_no_nvcc(source, tmp_path):
