@@ -1,14 +1,12 @@
-"""The ways people train: autocast, scaling, accumulation, checkpointing, several processes, and learning at all."""
+"""The ways people train: autocast, scaling, accumulation, checkpointing, and learning at all."""
 
 from __future__ import annotations
 
 import copy
-import os
-import socket
 
 import pytest
 import torch
-from cases import leave, random_sets
+from cases import random_sets
 from torch import nn
 
 import sigkernels as sk
@@ -82,39 +80,3 @@ def test_a_head_learns(device):
         optimizer.step()
         first = first or loss.item()
     assert loss.item() < first / 5
-
-
-def _worker(rank: int, port: int, results) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    head, h, sets = head_and_batch()
-    wrapped = nn.parallel.DistributedDataParallel(_LossModule(head))
-    rows = slice(rank * 4, rank * 4 + 4)
-    wrapped(h[rows], sets[rows]).backward()
-    if rank == 0:
-        torch.save([p.grad for p in head.parameters()], results)
-    leave(results.parent, rank)
-
-
-class _LossModule(nn.Module):
-    def __init__(self, head):
-        super().__init__()
-        self.head = head
-
-    def forward(self, h, sets):
-        return self.head.loss(h, sets)
-
-
-def test_ddp_on_two_processes(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    results = tmp_path / "grads.pt"
-    torch.multiprocessing.spawn(_worker, (port, results), nprocs=2)
-    torch.manual_seed(0)
-    head, h, sets = head_and_batch()
-    head.loss(h, sets).backward()
-    for got, p in zip(torch.load(results), head.parameters(), strict=True):
-        torch.testing.assert_close(got, p.grad, rtol=1e-4, atol=1e-7)
