@@ -11,18 +11,8 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from torch import nn
 
 import sigkernels as sk
-
-
-def to_plain(head: sk.DFTHead) -> nn.Sequential:
-    """The same logits from two ``nn.Linear``: it runs where sigkernels is not, and stores the DFT columns."""
-    matrix = head.weight_matrix(torch.float32)  # [n, 2k+1+slack]
-    last = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
-    with torch.no_grad():
-        last.weight.copy_(matrix)
-    return nn.Sequential(head.proj, last).eval()
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
@@ -47,16 +37,16 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     loaded = torch.export.load(args.output / "head.pt2").module()
     errors["torch.export"] = float((loaded(other) - wanted).abs().max())
 
-    # 2. Plain layers: any torch runs it.
-    plain = to_plain(head)
+    # 2. Plain nn.Linear layers, which store the DFT columns: any torch runs it.
+    plain = head.to_linear().requires_grad_(False)
     torch.export.save(torch.export.export(plain, (example,), dynamic_shapes=dynamic), args.output / "plain.pt2")
     loaded = torch.export.load(args.output / "plain.pt2").module()
     errors["torch.export, plain layers"] = float((loaded(other) - wanted).abs().max())
 
-    # 3. ONNX, from the plain layers.
+    # 3. ONNX, which also stores the DFT columns.
     if importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxscript"):
         path = args.output / "head.onnx"
-        torch.onnx.export(plain, (example,), path, dynamo=True, dynamic_shapes=dynamic, verbose=False)
+        torch.onnx.export(head, (example,), path, dynamo=True, dynamic_shapes=dynamic, verbose=False)
         errors["onnx"] = float((run_onnx(path, other) - wanted).abs().max())
     else:
         print("ONNX: skipped; pip install onnx onnxscript")

@@ -1,38 +1,42 @@
-"""Swap the output layer of a Hugging Face model: one line, and the training loop calls ``head.loss``.
+"""A Hugging Face model with a head: a model class that computes the fused loss, trained, saved and loaded.
 
     pip install transformers
     python examples/swap_bert.py --labels 2000 --steps 50
 
-The BERT here is small and randomly initialised, so that the example downloads nothing; with
-``BertForSequenceClassification.from_pretrained(...)`` the rest stays as it is.
+The BERT of this example is small and randomly initialised, so that nothing is downloaded; with
+``BertForManyLabels.from_pretrained("bert-base-uncased", config=config)`` the rest stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 
 import torch
 from tqdm import tqdm
+from transformers import BertConfig, BertModel, BertPreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 import sigkernels as sk
 from sigkernels import datasets
+from sigkernels.hf import HeadMixin
 
 
-def build_model(vocabulary: int, num_labels: int, hidden: int):
-    """Any model whose last layer is an ``nn.Linear`` will do."""
-    from transformers import BertConfig, BertForSequenceClassification
+class BertForManyLabels(HeadMixin, BertPreTrainedModel):
+    """``BertForSequenceClassification`` with a DFTHead in the place of its ``nn.Linear``."""
 
-    config = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=2 * hidden,
-        max_position_embeddings=64,
-        num_labels=num_labels,
-        problem_type="multi_label_classification",
-    )
-    return BertForSequenceClassification(config)
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config)
+        self.dropout = torch.nn.Dropout(config.hidden_dropout_prob)
+        self.head = self.build_head(config.hidden_size)  # config.head, over config.num_labels labels
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, labels=None) -> SequenceClassifierOutput:
+        h = self.dropout(self.bert(input_ids, attention_mask=attention_mask).pooler_output)
+        if labels is None:
+            return SequenceClassifierOutput(logits=self.head(h))
+        return SequenceClassifierOutput(loss=self.head(h, labels, reduction="sum") / len(h))  # no [B, n] array
 
 
 def pad(bags: sk.LabelSets, length: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,24 +60,35 @@ def main(argv: list[str] | None = None) -> list[float]:
     torch.manual_seed(0)
 
     stream = datasets.synthetic(args.labels, args.k, args.steps * args.batch_size, num_features=4096)
-    model = build_model(4097, args.labels, args.hidden)
-    head = sk.swap_output_layer(model, "classifier", k=args.k, slack=args.slack)  # was nn.Linear
-    print(head)
+    config = BertConfig(
+        vocab_size=4097,
+        hidden_size=args.hidden,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=2 * args.hidden,
+        max_position_embeddings=64,
+        num_labels=args.labels,
+        head={"k": args.k, "slack": args.slack},
+    )
+    model = BertForManyLabels(config)
+    print(model.head)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for batch in tqdm(stream.batches(args.batch_size), total=args.steps, unit="step", disable=None):
         ids, mask = pad(batch.features)
-        pooled = model.dropout(model.bert(ids, attention_mask=mask).pooler_output)
-        loss = head.loss(pooled, batch.labels, reduction="sum") / len(batch)  # no [B, n] array
+        loss = model(ids, attention_mask=mask, labels=batch.labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
 
-    model.eval()
-    with torch.no_grad():  # the model as a whole still returns logits, as before the swap
-        logits = model(ids, attention_mask=mask).logits
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        model.save_pretrained(folder)
+        loaded = BertForManyLabels.from_pretrained(folder)  # k and slack come from the config
+        logits = loaded(ids, attention_mask=mask).logits
+        if not torch.equal(logits, model.eval()(ids, attention_mask=mask).logits):
+            raise RuntimeError("the loaded model gives other logits")
     print(f"loss {losses[0]:.1f} → {losses[-1]:.1f}; logits {tuple(logits.shape)}")
     return losses
 

@@ -29,6 +29,11 @@ class Classifier(nn.Module):
     def encode(self, bags: sk.LabelSets) -> torch.Tensor:
         return torch.relu(self.hidden(torch.relu(4 * self.embedding(bags.indices, bags.offsets[:-1]))))
 
+    def forward(self, bags: sk.LabelSets, labels: sk.LabelSets | None = None) -> torch.Tensor:
+        """Logits; with labels the loss per row. Computed here, DDP and FSDP see it: wrap this model and go on."""
+        h = self.encode(bags)
+        return self.head(h) if labels is None else self.head(h, labels, sk.BCE(), reduction="sum") / len(h)
+
 
 def recall_at(model: Classifier, data: datasets.SparseDataset, m: int, device: str) -> float:
     """Mean share of a row's labels that are among its m highest; no ``[B, n]`` array here either."""
@@ -71,9 +76,8 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         bar = tqdm(train.batches(args.batch_size, seed=epoch, drop_last=True), total=batches, disable=None)
         for index, batch in enumerate(bar):
             with torch.autocast(args.device, dtype=dtype, enabled=args.dtype != "float32"):
-                hidden = model.encode(batch.features.to(args.device))
-                loss = model.head.loss(hidden, batch.labels.to(args.device), sk.BCE(), reduction="sum")
-            scaler.scale(loss / (len(batch) * args.accumulate)).backward()
+                loss = model(batch.features.to(args.device), batch.labels.to(args.device))
+            scaler.scale(loss / args.accumulate).backward()
             if (index + 1) % args.accumulate == 0:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 10.0)

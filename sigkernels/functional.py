@@ -123,4 +123,6 @@ def _loss(
 def _topk(x: Tensor, flat: Tensor, layer: Any, m: int) -> tuple[Tensor, Tensor]:
     m = validation.check_m(m, layer.num_labels)
     values, labels = ops.topk(flat, layer, m)
+    if x.ndim == 2:  # no view: FSDP warns of modules that return one
+        return values, labels
     return values.reshape(*x.shape[:-1], m), labels.reshape(*x.shape[:-1], m)

@@ -194,7 +194,7 @@ class Head(nn.Module):
         z = ops.logits(flat, layer)
         if self.shard is not None:
             z = self.shard.gather(z, 1)
-        return z.reshape(*x.shape[:-1], self.num_labels)
+        return z if x.ndim == 2 else z.reshape(*x.shape[:-1], self.num_labels)
 
     def _loss(self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction) -> Tensor:
         self._check_batches("loss", h, targets, (loss, reduction))
