@@ -4,11 +4,12 @@ Three nouns: a **head** (``DFTHead``, ``LinearHead``) owns a classifier matrix, 
 label sets, a **loss** (``BCE``, …) says what is measured.
 """
 
+from typing import TYPE_CHECKING
+
 from . import datasets, functional, metrics, signs
 from .backends import available_backends, backend, backend_status
 from .clip import clip_grad_norm_
 from .dft import dft_matrix
-from .estimator import MultiLabelClassifier
 from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
 from .losses import BCE, LMLNLL, Asymmetric, Focal, Loss, SigmoidF1, TruncatedTopKEntropy, UnboundedF1
@@ -16,6 +17,22 @@ from .ops import LML
 from .suggest import suggest
 from .swap import swap_output_layer
 from .verify import Report, Verdict, verify
+
+if TYPE_CHECKING:
+    from .estimator import MultiLabelClassifier
+else:
+
+    def __getattr__(name):
+        # Imported with its first use, since scikit-learn, where it is installed, comes along and takes a second.
+        if name == "MultiLabelClassifier":
+            from .estimator import MultiLabelClassifier
+
+            return MultiLabelClassifier
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
 
 __version__ = "0.1.0"
 

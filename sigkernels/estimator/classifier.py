@@ -1,0 +1,385 @@
+"""MultiLabelClassifier: one hidden layer and a head behind the methods of scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..heads import DFTHead, Head, LinearHead
+from ..labels import LabelSets
+from ..losses import BCE, ConfusionLoss, Loss
+from ..suggest import suggest_k, suggest_slack
+from ..validation import check_int, check_m, check_number
+from .base import BaseEstimator, ClassifierMixin, NotFittedError
+from .features import Features, check_names, sample_weights
+from .targets import LabelCoder, Target, count_hits, read_target
+from .training import Encoder, Trainer, TrainingDiverged, generator
+
+HEADS = ("dft", "linear")
+DEFAULT_HIDDEN = 512
+PREDICT_BATCH = 1024
+
+
+class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
+    """One hidden layer and a head, trained with Adam; a scikit-learn estimator that does not need scikit-learn.
+
+    ``X [N, d]`` is a dense array, a data frame or a ``scipy.sparse`` matrix. ``y`` has one of these forms, and
+    ``predict`` answers in the same:
+
+    ==================================================  ==============================================
+    ``y``                                               ``predict``
+    ==================================================  ==============================================
+    array, data frame or tensor of 0 and 1, ``[N, n]``  array of 0 and 1 in the dtype of ``y``
+    ``scipy.sparse`` matrix of 0 and 1, ``[N, n]``      ``csr_matrix`` or ``csr_array`` in that dtype
+    ``LabelSets``                                       ``LabelSets``
+    a list of names for each row                        a tuple of names for each row
+    one class for each row, ``[N]``                     one class for each row
+    ==================================================  ==============================================
+
+    With one class for each row the labels are trained one against the rest: ``predict`` gives the most probable
+    class (of two classes the second where its probability is above ``threshold``), and probabilities sum to one.
+
+    Args:
+        head: ``"dft"`` for a DFTHead, ``"linear"`` for a LinearHead.
+        k: most labels that are active together; default: the largest set of ``y``. Only for ``"dft"``.
+        slack: learnable columns of the DFTHead; default: what ``sk.suggest`` says of ``y``.
+        bottleneck: width of the LinearHead's bottleneck; ``None`` for a full layer. Only for ``"linear"``.
+        hidden: width of the hidden layer; default 512, or what the guarantee of the head needs if that is more.
+        loss: any loss of the package; default ``BCE()``.
+        epochs, batch_size, learning_rate, weight_decay: of the training.
+        threshold: probability above which ``predict`` reports a label.
+        device: where to train and predict.
+        random_state: an int, ``None`` for another model each time, or a numpy ``RandomState`` or ``Generator``. Draws
+            the initial weights and the order of the examples: the same int gives the same bits.
+        verbose: show progress, as a bar on a terminal and as a line for each epoch elsewhere.
+
+    Attributes:
+        classes_: the classes or names, sorted; for the other forms of ``y`` the label numbers ``0 … n-1``.
+        n_features_in_, feature_names_in_: of ``X``; the latter only for data frames with names.
+        head_, encoder_: the trained modules.
+        losses_: mean loss of each epoch.
+    """
+
+    head_: Head
+    encoder_: Encoder
+    classes_: np.ndarray
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    losses_: list[float]
+
+    def __init__(
+        self,
+        head: str = "dft",
+        *,
+        k: int | None = None,
+        slack: int | None = None,
+        bottleneck: int | None = None,
+        hidden: int | None = None,
+        loss: Loss | None = None,
+        epochs: int = 10,
+        batch_size: int = 256,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        threshold: float = 0.5,
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | np.random.Generator | None = 0,
+        verbose: bool = False,
+    ) -> None:
+        self.head = head
+        self.k = k
+        self.slack = slack
+        self.bottleneck = bottleneck
+        self.hidden = hidden
+        self.loss = loss
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.threshold = threshold
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        tags.input_tags.sparse = True
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "head_")
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MultiLabelClassifier:
+        """Train from scratch.
+
+        Args:
+            X: ``[N, d]``.
+            y: the labels in any of the forms above.
+            sample_weight: a factor for the loss of each row, ``[N]``; only their ratios matter. Rows of weight 0 are
+                left out.
+
+        Raises:
+            FloatingPointError: the loss became NaN or infinite. The model of the last good epoch is kept; if there is
+                none, the estimator is as it was before.
+        """
+        self._check_params()
+        features, target, weights = self._read(X, y, sample_weight)
+        coder = LabelCoder(target)
+        labels = coder.encode(target)
+        rng = generator(self.random_state)
+        trainer = self._new_trainer(features, labels, weights, rng)
+        if weights is not None:
+            weights = weights / weights.mean()
+        try:
+            losses = self._run(trainer, features, labels, weights, rng, self.epochs)
+        except TrainingDiverged as stop:
+            if stop.losses:
+                self._adopt(trainer, features, coder, stop.losses)
+            raise
+        self._adopt(trainer, features, coder, losses)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> MultiLabelClassifier:
+        """Train one more epoch, on these rows.
+
+        The first call (if ``fit`` was none) makes the model; give ``k`` and ``slack`` to the constructor unless the
+        sets of the first call are like those to come.
+
+        Args:
+            X, y: as for ``fit``, in the same form at every call.
+            classes: all classes or names that will occur; needed at the first call where ``y`` holds those.
+            sample_weight: a factor for the loss of each row, ``[N]``, taken as it is.
+
+        Raises:
+            FloatingPointError: the loss became NaN or infinite. The weights are as they were before this call.
+        """
+        self._check_params()
+        features, target, weights = self._read(X, y, sample_weight)
+        if first := not hasattr(self, "head_"):
+            if classes is None and target.kind in ("classes", "names"):
+                raise ValueError("classes must be passed on the first call to partial_fit: all that will ever occur")
+            coder = LabelCoder(target, classes)
+        else:
+            self._check_features(features)
+            coder = self._coder
+            if classes is not None and not np.array_equal(np.unique(classes), coder.classes):
+                raise ValueError(f"classes must be those of the first call, classes_, or left out, got {classes!r}")
+        labels = coder.encode(target)
+        rng = getattr(self, "_rng", None) or generator(self.random_state)
+        trainer = self._new_trainer(features, labels, weights, rng) if first else self._continued_trainer(labels)
+        self.__dict__.pop("_trainer", None)  # its moments are no longer good if this call stops early
+        losses = self._run(trainer, features, labels, weights, rng, 1)
+        if first:
+            self._adopt(trainer, features, coder, losses)
+        else:
+            self.losses_ = [*self.losses_, *losses]
+        self._trainer, self._rng = trainer, rng
+        return self
+
+    def _check_params(self) -> None:
+        if self.head not in HEADS:
+            raise ValueError(f"head must be one of {', '.join(HEADS)}, got {self.head!r}")
+        foreign = {"dft": ("bottleneck",), "linear": ("k", "slack")}[self.head]
+        for name in foreign:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not for head={self.head!r}, got {name}={getattr(self, name)!r}")
+        for name, least in (("epochs", 1), ("batch_size", 1)):
+            check_int(name, getattr(self, name), least)
+        for name, least in (("hidden", 1), ("k", 0), ("slack", 0), ("bottleneck", 1)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), least)
+        for name in ("learning_rate", "weight_decay", "threshold"):
+            check_number(name, getattr(self, name))
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold is a probability and must lie in [0, 1], got {self.threshold}")
+
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Features, Target, Tensor | None]:
+        """The arguments of a fit, checked, without the rows of weight 0."""
+        features = Features(X)
+        features.require_content()
+        target = read_target(y, self._coder.kind if hasattr(self, "_coder") else None)
+        if len(features) != len(target):
+            raise ValueError(f"X has {len(features)} rows and y {len(target)}; give one label set for each row of X")
+        if sample_weight is None:
+            return features, target, None
+        if isinstance(self.loss, ConfusionLoss):
+            raise ValueError(
+                f"sample_weight needs a loss for each row, and {type(self.loss).__name__} is one for each label over "
+                "all rows; leave it out, or use a loss such as BCE()"
+            )
+        weights = sample_weights(sample_weight, len(features))
+        if not weights.all():
+            keep = np.flatnonzero(weights)
+            features, target, weights = features.take(keep), target.take(keep), weights[keep]
+        return features, target, torch.from_numpy(weights)
+
+    def _new_trainer(
+        self, features: Features, labels: LabelSets, weights: Tensor | None, rng: np.random.Generator
+    ) -> Trainer:
+        scale = features.mean_square(None if weights is None else weights.numpy())
+        with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
+            torch.manual_seed(int(rng.integers(2**63)))
+            head = self._build_head(labels)
+            encoder = Encoder(features.width, head.in_features, scale)
+        return self._trainer_for(encoder.to(self.device), head.to(self.device))
+
+    def _trainer_for(self, encoder: Encoder, head: Head) -> Trainer:
+        loss = BCE() if self.loss is None else self.loss
+        return Trainer(encoder, head, loss, self.device, self.learning_rate, self.weight_decay)
+
+    def _continued_trainer(self, labels: LabelSets) -> Trainer:
+        """The one of the last ``partial_fit``; after ``fit`` one whose Adam starts anew."""
+        if isinstance(self.head_, DFTHead) and self.k is None and labels.max_active > self.head_.k:
+            warnings.warn(
+                f"y has a set of {labels.max_active} labels, but k = {self.head_.k} was chosen for the sets seen first: "
+                "not every set of that size can be predicted; give k to the constructor",
+                stacklevel=3,
+            )
+        return getattr(self, "_trainer", None) or self._trainer_for(self.encoder_, self.head_)
+
+    def _build_head(self, labels: LabelSets) -> Head:
+        if self.head == "linear":
+            hidden = DEFAULT_HIDDEN if self.hidden is None else self.hidden
+            return LinearHead(hidden, labels.num_labels, bottleneck=self.bottleneck)
+        k = suggest_k(labels) if self.k is None else self.k
+        slack = suggest_slack(labels) if self.slack is None else self.slack
+        width = 2 * k + 1 + slack
+        hidden = max(DEFAULT_HIDDEN, width) if self.hidden is None else self.hidden
+        if hidden < width:
+            warnings.warn(
+                f"hidden = {hidden} is less than 2k+1+slack = {width}: the guarantee that every set of k = {k} labels "
+                "can be predicted does not hold",
+                stacklevel=4,
+            )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "in_features")  # the same, by the name of the head's argument
+            return DFTHead(hidden, labels.num_labels, k=k, slack=slack)
+
+    def _run(
+        self,
+        trainer: Trainer,
+        features: Features,
+        labels: LabelSets,
+        weights: Tensor | None,
+        rng: np.random.Generator,
+        epochs: int,
+    ) -> list[float]:
+        return trainer.run(
+            features, labels, weights, rng, epochs=epochs, batch_size=self.batch_size, verbose=bool(self.verbose)
+        )
+
+    def _adopt(self, trainer: Trainer, features: Features, coder: LabelCoder, losses: list[float]) -> None:
+        """Becomes the model that was trained from scratch."""
+        for name in ("_trainer", "_rng", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+        self.head_, self.encoder_ = trainer.head.eval(), trainer.encoder.eval()
+        self.losses_ = losses
+        self._coder, self.classes_ = coder, coder.classes
+        self.n_features_in_ = features.width
+        if features.names is not None:
+            self.feature_names_in_ = features.names
+
+    # -- prediction --------------------------------------------------------------------------------------------
+
+    def _require_fit(self) -> None:
+        if not hasattr(self, "head_"):
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments before "
+                "using this estimator."
+            )
+
+    def _check_features(self, features: Features) -> None:
+        check_names(getattr(self, "feature_names_in_", None), features.names, type(self).__name__)
+        if features.width != self.n_features_in_:
+            raise ValueError(
+                f"X has {features.width} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input"
+            )
+
+    def _hidden(self, X: Any) -> Iterator[Tensor]:
+        """The input of the head for each batch of rows, ``[≤ PREDICT_BATCH, hidden]``."""
+        self._require_fit()
+        features = Features(X)
+        self._check_features(features)
+        with torch.no_grad():
+            for rows in torch.arange(len(features)).split(PREDICT_BATCH):  # one empty batch if there are no rows
+                yield self.encoder_(features.batch(rows, self.device))
+
+    def predict(self, X: Any) -> Any:
+        """The labels with a probability above ``threshold``, in the form that ``y`` had (see the class)."""
+        self._require_fit()
+        if self._coder.kind != "classes":
+            return self._coder.decode(self.predict_sets(X))
+        if self._coder.binary:
+            return self.classes_[self.predict_sets(X).sizes.numpy()]
+        best = [self.head_.topk(hidden, 1)[1][:, 0].cpu() for hidden in self._hidden(X)]
+        return self.classes_[torch.cat(best).numpy()]
+
+    def predict_sets(self, X: Any) -> LabelSets:
+        """The labels of the head with a probability above ``threshold``, by their number in ``classes_``.
+
+        Of two classes the head has one label, which stands for the second.
+        """
+        parts = [self.head_.predict(hidden, self.threshold).to("cpu") for hidden in self._hidden(X)]
+        sizes = torch.cat([part.sizes for part in parts])
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return LabelSets(torch.cat([part.indices for part in parts]), offsets, self.head_.num_labels)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The logit of every label, ``[N, n]`` float32; for two classes that of the second, ``[N]``."""
+        z = torch.cat([self.head_(hidden).cpu() for hidden in self._hidden(X)]).numpy()
+        return z[:, 0] if self._coder.binary else z
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of every label, ``[N, n]`` float32: large; ``topk`` is what most people need.
+
+        For one class per row the probabilities of a row sum to one.
+        """
+        z = torch.from_numpy(self.decision_function(X))
+        if self._coder.binary:
+            return torch.stack([(-z).sigmoid(), z.sigmoid()], 1).numpy()
+        if self._coder.kind == "classes":  # the sigmoids, divided by their sum; all of them may underflow
+            return F.logsigmoid(z).softmax(1).numpy()
+        return z.sigmoid().numpy()
+
+    def topk(self, X: Any, m: int) -> tuple[np.ndarray, np.ndarray]:
+        """The m most probable labels of each row: (probabilities, labels), ``[N, m]`` each, best first.
+
+        Labels are entries of ``classes_``.
+        """
+        self._require_fit()
+        m = check_m(m, len(self.classes_))
+        if self._coder.kind == "classes":
+            probabilities = self.predict_proba(X)
+            order = np.argsort(-probabilities, axis=1, kind="stable")[:, :m]
+            return np.take_along_axis(probabilities, order, 1), self.classes_[order]
+        parts = [self.head_.topk(hidden, m) for hidden in self._hidden(X)]
+        values, indices = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+        return values.sigmoid().numpy(), self.classes_[indices.numpy()]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Micro-averaged F1 of ``predict(X)``: exact matches of whole sets say little at thousands of labels.
+
+        For one class per row that is the accuracy. Names that the model does not know count as missed.
+        """
+        self._require_fit()
+        target = read_target(y, self._coder.kind)
+        self._coder.check(target)
+        predicted = self.predict(X) if self._coder.kind in ("classes", "names") else self.predict_sets(X)
+        if len(predicted) != len(target):
+            raise ValueError(f"X has {len(predicted)} rows and y {len(target)}; give one label set for each row of X")
+        hits, sizes = count_hits(predicted, target)
+        weights = np.ones(len(target)) if sample_weight is None else sample_weights(sample_weight, len(target))
+        return float(2 * (weights @ hits) / (weights @ sizes)) if weights @ sizes else 1.0

@@ -1,0 +1,181 @@
+"""The training loop: Adam over mini-batches, stopped with the last good weights where the loss is not finite."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ..heads import Head
+from ..labels import LabelSets
+from ..losses import Loss, RowLoss
+from ..validation import check_int
+from .features import Batch, Features
+
+FUSED_ADAM = ("cpu", "cuda")  # the devices for which torch has it; elsewhere the plain one
+
+
+class TrainingDiverged(FloatingPointError):
+    """The loss became NaN or infinite. ``losses`` are those of the epochs that are kept."""
+
+    def __init__(self, message: str, losses: list[float]) -> None:
+        super().__init__(message)
+        self.losses = losses
+
+
+def generator(random_state: Any) -> np.random.Generator:
+    """The generator that ``random_state`` stands for."""
+    if isinstance(random_state, np.random.Generator):
+        return random_state
+    if isinstance(random_state, np.random.RandomState):
+        return np.random.default_rng(random_state.randint(2**32, size=4, dtype=np.uint32))
+    return np.random.default_rng(None if random_state is None else check_int("random_state", random_state, 0))
+
+
+class Encoder(nn.Module):
+    """``relu(x A + b)`` for dense or sparse ``x``; starts with outputs of unit variance whatever the scale of x."""
+
+    def __init__(self, width: int, hidden: int, mean_square: float) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(width, hidden, mode="sum")
+        nn.init.normal_(self.embedding.weight, std=max(mean_square, 1e-12) ** -0.5)
+        self.bias = nn.Parameter(torch.zeros(hidden))
+
+    def forward(self, x: Batch) -> Tensor:
+        if isinstance(x, Tensor):
+            return torch.relu(torch.addmm(self.bias, x, self.embedding.weight))
+        indices, offsets, values = x
+        return torch.relu(self.embedding(indices, offsets, per_sample_weights=values) + self.bias)
+
+
+class Trainer:
+    """Trains an encoder and a head in place. Keeps the moments of Adam from one call of ``run`` to the next."""
+
+    def __init__(
+        self, encoder: Encoder, head: Head, loss: Loss, device: str, learning_rate: float, weight_decay: float
+    ) -> None:
+        self.encoder, self.head, self.loss, self.device = encoder, head, loss, device
+        self.parameters = [*encoder.parameters(), *head.parameters()]
+        # The default Adam makes several passes over each parameter: more than the rest of a step at a million labels.
+        fused = torch.device(device).type in FUSED_ADAM
+        self.optimizer = torch.optim.Adam(self.parameters, lr=learning_rate, weight_decay=weight_decay, fused=fused)
+
+    def run(
+        self,
+        features: Features,
+        labels: LabelSets,
+        weights: Tensor | None,  # [N]
+        rng: np.random.Generator,
+        *,
+        epochs: int,
+        batch_size: int,
+        verbose: bool,
+    ) -> list[float]:
+        """Returns the mean loss of each epoch; raises TrainingDiverged with good weights in place."""
+        losses: list[float] = []
+        good = Snapshot(self.parameters)
+        steps = -(-len(features) // batch_size)
+        with Progress(epochs, steps, verbose) as progress:
+            for epoch in range(1, epochs + 1):
+                order = torch.from_numpy(rng.permutation(len(features)))
+                total = 0.0
+                for step, rows in enumerate(order.split(batch_size), 1):
+                    value = self._loss(features, labels, weights, rows)
+                    number = float(value.detach())
+                    if not math.isfinite(number):
+                        self._give_up(good, losses, f"{number} in epoch {epoch}, step {step} of {steps}")
+                    if step == 1:  # the weights after the epoch before gave a finite loss
+                        good.take(epochs=epoch - 1)
+                    self._step(value)
+                    total += number * len(rows)
+                    progress.step()
+                losses.append(total / len(features))
+                progress.epoch(epoch, losses[-1])
+        with torch.no_grad():
+            number = float(self._loss(features, labels, weights, rows))
+        if not math.isfinite(number):
+            self._give_up(good, losses, f"{number} after the last step of epoch {epochs}")
+        return losses
+
+    def _loss(self, features: Features, labels: LabelSets, weights: Tensor | None, rows: Tensor) -> Tensor:
+        hidden = self.encoder(features.batch(rows, self.device))
+        targets = labels[rows].to(self.device)
+        if weights is None:
+            return self.head.loss(hidden, targets, self.loss)
+        per_row = self.head.loss(hidden, targets, self.loss, reduction="none")
+        terms = 1 if isinstance(self.loss, RowLoss) else labels.num_labels
+        return (per_row * weights[rows].to(self.device)).mean() / terms
+
+    def _step(self, value: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        # Adam does not see the scale of a loss until its gradients come near its epsilon, as those of a mean over
+        # B·n terms do at large n: train on n times that.
+        (value * self.head.num_labels).backward()
+        self.optimizer.step()
+
+    def _give_up(self, good: Snapshot, losses: list[float], where: str) -> None:
+        epochs = good.restore()
+        kept = f"the weights after epoch {epochs} are kept" if epochs else "the model is as it was before this call"
+        rate = self.optimizer.defaults["lr"]
+        raise TrainingDiverged(
+            f"training stopped: the loss is {where}; {kept}. Lower learning_rate (it is {rate}), scale X, or look for a "
+            "loss that grows without bound",
+            losses[:epochs],
+        )
+
+
+class Snapshot:
+    """A copy of parameters that are known to be good, and after how many epochs they were."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters, self.epochs = parameters, 0
+        self.copies: list[Tensor] = []
+
+    def take(self, epochs: int) -> None:
+        """Remembers the parameters as they are."""
+        self.epochs = epochs
+        if not self.copies:
+            self.copies = [parameter.detach().clone() for parameter in self.parameters]
+        for copy, parameter in zip(self.copies, self.parameters, strict=True):
+            copy.copy_(parameter.detach())
+
+    def restore(self) -> int:
+        """Brings the parameters back; without a copy they were never changed."""
+        with torch.no_grad():
+            for parameter, copy in zip(self.parameters, self.copies, strict=bool(self.copies)):
+                parameter.copy_(copy)
+        return self.epochs
+
+
+class Progress:
+    """A bar on a terminal, a line for each epoch elsewhere (a notebook, a log); nothing unless it is asked for."""
+
+    def __init__(self, epochs: int, steps: int, show: bool) -> None:
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        self.epochs, self.lines = epochs, show and not terminal
+        self.bar = tqdm(total=epochs * steps, unit="step", disable=not (show and terminal))
+        self.start = time.perf_counter()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.bar.close()
+
+    def step(self) -> None:
+        """One step is done."""
+        self.bar.update()
+
+    def epoch(self, number: int, loss: float) -> None:
+        """One epoch is done."""
+        self.bar.set_postfix(loss=loss)
+        if self.lines:
+            seconds = time.perf_counter() - self.start
+            print(f"epoch {number}/{self.epochs}: loss {loss:.6g}, {seconds:.1f} s", file=sys.stderr, flush=True)
