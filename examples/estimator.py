@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> float:
 
     probabilities, labels = model.topk(test.features[:1].to_scipy(), 5)
     guesses = ", ".join(f"{test.label_names[i]} ({p:.2f})" for i, p in zip(labels[0], probabilities[0], strict=True))
-    print(f"{test.names[0]} depends on {', '.join(test.label_names[test.labels[0]])}\n  predicted: {guesses}")
+    truth = ", ".join(test.label_names[test.labels[0].numpy()])
+    print(f"{test.names[0]} depends on {truth}\n  predicted: {guesses}")
     return score
 
 

@@ -93,10 +93,15 @@ def published(**changes):
         ),
         # the estimator
         (lambda: sk.MultiLabelClassifier(epochs=1.5).fit(X, Y), TypeError, "epochs must be a whole number, got 1.5"),
-        (lambda: sk.MultiLabelClassifier(seed=-1).fit(X, Y), ValueError, "seed must be at least 0, got -1"),
+        (
+            lambda: sk.MultiLabelClassifier(random_state=-1).fit(X, Y),
+            ValueError,
+            "random_state must be at least 0, got -1",
+        ),
         (lambda: sk.MultiLabelClassifier(batch_size=2.5).fit(X, Y), TypeError, "batch_size must be .*got 2.5"),
         (lambda: sk.MultiLabelClassifier(learning_rate="a").fit(X, Y), TypeError, "learning_rate must be .*got 'a'"),
         (lambda: sk.MultiLabelClassifier(weight_decay=-1).fit(X, Y), ValueError, "weight_decay must be .*got -1"),
+        (lambda: sk.MultiLabelClassifier(hidden=0).fit(X, Y), ValueError, "hidden must be at least 1, got 0"),
         (lambda: sk.MultiLabelClassifier(threshold=None).fit(X, Y), TypeError, "threshold must be .*got None"),
         (lambda: sk.suggest(sk.LabelSets.from_lists([[1]], 9), sample=1.5), TypeError, "sample must be .*got 1.5"),
     ],

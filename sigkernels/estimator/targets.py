@@ -132,6 +132,8 @@ def _array(y: Any) -> np.ndarray:
         if not all(issubclass(kind, str) for kind in types):
             names = ", ".join(sorted(kind.__name__ for kind in types))
             raise ValueError(f"Unknown label type: y holds objects of type {names}; {_FORMS}")
+    if array.dtype.kind == "U" and isinstance(y, (list, tuple)) and any(isinstance(v, (bool, int, float)) for v in y):
+        raise ValueError("Unknown label type: y holds strings and other values; give classes of one type")
     if array.dtype.kind == "c":
         raise ValueError(f"Complex data not supported: y has dtype {array.dtype}")
     return array
