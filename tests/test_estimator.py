@@ -284,7 +284,8 @@ def test_sample_weights_are_repetitions(form, loss):
     np.testing.assert_allclose(*(z - z.mean(1, keepdims=True) for z in logits), atol=1e-4)
     if isinstance(loss, sk.BCE):
         np.testing.assert_allclose(*logits, atol=1e-4)
-    assert weighted.score(x, y, weights) == pytest.approx(repeated.score(x.repeat(weights, 0), y.repeat(weights, 0)))
+    scores = weighted.score(x, y, weights), weighted.score(x.repeat(weights, 0), y.repeat(weights, 0))
+    assert scores[0] == pytest.approx(scores[1])
 
 
 @pytest.mark.parametrize(
@@ -397,6 +398,19 @@ def test_a_real_divergence():
         tiny(learning_rate=1e30, loss=sk.UnboundedF1()).fit(X, DENSE)
 
 
+def test_adam_is_the_fused_one(monkeypatch):
+    made = []
+
+    class Adam(torch.optim.Adam):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    tiny(epochs=1).fit(X, DENSE)
+    assert [optimizer.defaults["fused"] for optimizer in made] == [True]
+
+
 # -- randomness, output, other packages --------------------------------------------------------------------------
 
 
@@ -448,7 +462,7 @@ def test_pandas_frames():
     with pytest.raises(ValueError, match="X holds NaN"):
         nullable.loc[0, "a"] = pd.NA
         model.predict(nullable)
-    with pytest.raises(ValueError, match="y holds NaN|y holds objects of type .*NAType"):
+    with pytest.raises(ValueError, match=r"y holds NaN|y holds objects of type .*NAType"):
         model.fit(frame, pd.Series([0, 1, None] * 16).astype("Int64"))
     with pytest.raises(ValueError, match="X must hold numbers: could not convert"):
         model.fit(frame.astype({"a": object}).replace({"a": {1.0: "x"}}), DENSE)
