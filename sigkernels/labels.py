@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from . import label_forms as forms
+from .label_forms import check_num_labels
 from .operator_dispatch import by_operator
-from .validation import check_int
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PREVIEW_SETS, _PREVIEW_LABELS = 3, 6
+_READ_ONLY = "{0} of LabelSets cannot be changed; build new sets: LabelSets(indices, offsets, num_labels)"
 
 
 class LabelSets:
     """A batch of sets of labels ``0 … num_labels-1`` in compressed rows.
 
     Row ``b`` holds ``indices[offsets[b]:offsets[b+1]]``, sorted and without repeats. A set has no
-    multiplicity, so a label that is given twice in a row counts once.
+    multiplicity, so a label that is given twice in a row counts once. The sets cannot be changed: attributes are read
+    only, and where a tensor was written to in place, the next use checks the values again and refuses what is no set.
 
     Args:
         indices: integer tensor ``[nnz]``, the labels of all rows one after another.
@@ -30,14 +33,16 @@ class LabelSets:
         num_labels: how many labels there are (``n``).
     """
 
-    __slots__ = ("indices", "num_labels", "offsets")
+    __slots__ = ("_indices", "_num_labels", "_offsets", "_versions")
 
-    indices: Tensor  # [nnz] int64
-    offsets: Tensor  # [B+1] int64
-    num_labels: int
+    _indices: Tensor  # [nnz] int64
+    _offsets: Tensor  # [B+1] int64
+    _num_labels: int
+    # How often each tensor had been written to when it was last known to keep the contract; None: not known.
+    _versions: tuple[int, int] | None
 
     def __init__(self, indices: Tensor, offsets: Tensor, num_labels: int) -> None:
-        num_labels = check_int("num_labels", num_labels, 1)
+        num_labels = check_num_labels(num_labels)
         for name, tensor in (("indices", indices), ("offsets", offsets)):
             if not isinstance(tensor, Tensor):
                 raise TypeError(
@@ -51,20 +56,82 @@ class LabelSets:
             raise ValueError(
                 f"indices are on {indices.device} and offsets on {offsets.device}; move both to one device"
             )
-        # A copy: what the caller does to its tensors later must not reach the sets.
-        indices, offsets = (tensor.to(torch.int64, copy=True) for tensor in (indices, offsets))
-        if not by_operator(indices, offsets):  # else there are no numbers to look at
-            _check_offsets(offsets, indices.numel())
-            _check_range(indices, offsets, num_labels)
-            indices, offsets = _sort_rows(indices, offsets, num_labels)
-        self.indices, self.offsets, self.num_labels = indices, offsets, num_labels
+        if indices.is_meta:  # there are no values to look at, now or later
+            indices, offsets = (tensor.to(torch.int64, copy=True) for tensor in (indices, offsets))
+        elif by_operator(indices, offsets):
+            indices, offsets = forms.in_order_operator(indices, offsets, num_labels)
+        else:
+            indices, offsets = forms.in_order(indices, offsets, num_labels)
+        self._set(indices, offsets, num_labels)
 
     @classmethod
-    def _trusted(cls, indices: Tensor, offsets: Tensor, num_labels: int) -> LabelSets:
-        """Wraps int64 tensors that already satisfy the contract, without looking at their values."""
+    def from_sorted(cls, indices: Tensor, offsets: Tensor, num_labels: int) -> LabelSets:
+        """Wraps tensors that already keep the contract, without a copy and without looking at their values.
+
+        For kernels and loaders that make sorted rows; the constructor is the same with every check.
+
+        Args:
+            indices: int64 ``[nnz]``, ascending in each row, without repeats, in ``0 … num_labels-1``.
+            offsets: int64 ``[B+1]``, from 0 to nnz, not decreasing.
+            num_labels: ``n``.
+        """
         self = cls.__new__(cls)
-        self.indices, self.offsets, self.num_labels = indices, offsets, num_labels
+        self._set(indices, offsets, num_labels)
         return self
+
+    def _set(self, indices: Tensor, offsets: Tensor, num_labels: int) -> None:
+        self._indices, self._offsets, self._num_labels = indices, offsets, num_labels
+        self._versions = None if torch.compiler.is_compiling() else _versions(indices, offsets)
+
+    @property
+    def indices(self) -> Tensor:
+        """The labels of all rows one after another, int64 ``[nnz]``. Read only."""
+        self._check_unchanged()
+        return self._indices
+
+    @indices.setter
+    def indices(self, value: Any) -> None:
+        raise AttributeError(_READ_ONLY.format("indices"))
+
+    @property
+    def offsets(self) -> Tensor:
+        """Where each row starts in ``indices``, int64 ``[B+1]``. Read only."""
+        self._check_unchanged()
+        return self._offsets
+
+    @offsets.setter
+    def offsets(self, value: Any) -> None:
+        raise AttributeError(_READ_ONLY.format("offsets"))
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels there are, ``n``."""
+        return self._num_labels
+
+    @num_labels.setter
+    def num_labels(self, value: Any) -> None:
+        raise AttributeError(_READ_ONLY.format("num_labels"))
+
+    def _check_unchanged(self) -> None:
+        """Looks at the values again where somebody has written to the tensors in place."""
+        if torch.compiler.is_compiling():
+            return
+        versions = _versions(self._indices, self._offsets)
+        if versions is not None and versions == self._versions:
+            return
+        if by_operator(self._indices, self._offsets):
+            return
+        try:
+            forms.check_offsets("offsets", self._offsets, self._indices.numel())
+            forms.check_range(self._indices, self._offsets, self._num_labels)
+            if not forms.is_ascending(self._indices, forms.rows_of(self._indices, self._offsets)):
+                raise ValueError("the labels of a row are not in ascending order")
+        except ValueError as error:
+            raise ValueError(
+                f"the tensors of these LabelSets were changed in place and are no label sets any more: {error}. "
+                "Build new sets instead: LabelSets(indices, offsets, num_labels)"
+            ) from None
+        self._versions = versions
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Through the constructor, so that sets from a file are checked like any others.
@@ -73,37 +140,68 @@ class LabelSets:
     # -- from other forms ------------------------------------------------------------------------------------
 
     @classmethod
+    def of(cls, sets: Any, num_labels: int | None = None, *, name: str = "label_sets") -> LabelSets:
+        """Label sets in any form as LabelSets.
+
+        Args:
+            sets: LabelSets; a 0/1 tensor, array or data frame ``[B, n]``; a sparse torch tensor or ``scipy.sparse``
+                matrix ``[B, n]``; or an iterable with one collection of labels per row (lists, sets, arrays, a
+                pandas Series of lists).
+            num_labels: ``n``. All forms but lists of labels know it themselves; then it is compared.
+            name: what errors call the argument.
+        """
+        num_labels = None if num_labels is None else check_num_labels(num_labels)
+        if isinstance(sets, LabelSets):
+            result = sets
+        elif hasattr(sets, "tocsr") or (isinstance(sets, Tensor) and sets.layout is not torch.strided):
+            result = cls.from_sorted(*forms.csr_to_rows(name, _as_csr(sets)))
+        elif isinstance(sets, Tensor) or _is_table(sets):
+            result = cls.from_sorted(*forms.dense_to_rows(name, sets))
+        elif isinstance(sets, (str, bytes, Mapping)) or not isinstance(sets, Iterable):
+            raise TypeError(
+                f"{name} must be LabelSets, a 0/1 tensor or array [B, n], a sparse matrix or one list of labels per "
+                f"row, got {type(sets).__name__}"
+            )
+        elif num_labels is None:
+            raise TypeError(f"{name} holds lists, which do not say how many labels there are; use LabelSets.from_lists")
+        else:
+            return cls.from_sorted(*forms.lists_to_rows(name, sets, num_labels), num_labels)
+        if num_labels is not None and result.num_labels != num_labels:
+            raise ValueError(
+                f"{name} has num_labels = {result.num_labels}, but {num_labels} labels are expected; for arrays of label "
+                "numbers use LabelSets.from_lists"
+            )
+        return result
+
+    @classmethod
+    def cat(cls, parts: Iterable[LabelSets]) -> LabelSets:
+        """The rows of all parts one after another; they must have one ``num_labels`` and one device."""
+        parts = list(parts)
+        if not parts:
+            raise ValueError("parts is empty, so num_labels is not known; use LabelSets.from_lists([], num_labels)")
+        first = parts[0]
+        for at, part in enumerate(parts):
+            if not isinstance(part, LabelSets):
+                raise TypeError(f"parts[{at}] must be LabelSets, got {type(part).__name__}; use LabelSets.of")
+            if (part.num_labels, part.device) != (first.num_labels, first.device):
+                raise ValueError(
+                    f"parts[{at}] has num_labels = {part.num_labels} on {part.device}, parts[0] has "
+                    f"{first.num_labels} on {first.device}; all parts must agree"
+                )
+        sizes = torch.cat([part.sizes for part in parts])
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return cls.from_sorted(torch.cat([part.indices for part in parts]), offsets, first.num_labels)
+
+    @classmethod
     def from_lists(cls, lists: Iterable[Iterable[int] | Tensor], num_labels: int) -> LabelSets:
         """From one iterable of labels per row: ``from_lists([[3, 17], [], [5]], num_labels=20_000)``."""
-        num_labels = check_int("num_labels", num_labels, 1)
-        if isinstance(lists, (str, bytes)) or not isinstance(lists, Iterable):
-            raise TypeError(f"lists must hold one list of labels per row, got {type(lists).__name__}")
-        flat: list[int] = []
-        ends = [0]
-        for row, labels in enumerate(lists):
-            flat += _labels_of(row, labels, num_labels)
-            ends.append(len(flat))
-        return cls._trusted(torch.tensor(flat, dtype=torch.int64), torch.tensor(ends, dtype=torch.int64), num_labels)
+        num_labels = check_num_labels(num_labels)
+        return cls.from_sorted(*forms.lists_to_rows("lists", lists, num_labels), num_labels)
 
     @classmethod
     def from_dense(cls, dense: Tensor | np.ndarray | Sequence[Sequence[float]]) -> LabelSets:
         """From a tensor or array ``[B, n]`` of zeros and ones (bool, integer or floating point)."""
-        dense = dense if isinstance(dense, Tensor) else tensor_of("dense", dense)
-        if dense.ndim != 2:
-            raise ValueError(f"dense must have shape [B, n], got {tuple(dense.shape)}")
-        if dense.layout is not torch.strided:
-            raise TypeError(f"dense must be a dense tensor, got layout {dense.layout}; use LabelSets.from_csr")
-        if dense.is_complex():
-            raise TypeError(f"dense must be bool, integer or floating point, got {dense.dtype}; take its real part")
-        active = dense != 0
-        if dense.dtype != torch.bool and bool(((dense != 1) & active).any()):
-            row, label = ((dense != 1) & active).nonzero()[0].tolist()
-            raise ValueError(
-                f"dense holds {dense[row, label].item()} at row {row}, label {label}; "
-                "a set has only 0 and 1: threshold soft labels first, or give them to the loss as a dense target"
-            )
-        rows, indices = active.nonzero(as_tuple=True)
-        return cls._trusted(indices, _offsets_of(rows, dense.shape[0]), check_int("num_labels", dense.shape[1], 1))
+        return cls.from_sorted(*forms.dense_to_rows("dense", dense))
 
     @classmethod
     def from_csr(cls, matrix: Any) -> LabelSets:
@@ -111,48 +209,17 @@ class LabelSets:
 
         Stored zeros are dropped.
         """
-        if isinstance(matrix, Tensor):
-            if matrix.layout != torch.sparse_csr or matrix.ndim != 2:
-                raise ValueError(
-                    f"matrix must be a 2-D torch.sparse_csr tensor, got layout {matrix.layout}; "
-                    "call .to_sparse_csr(), or use from_dense"
-                )
-            if matrix.is_complex():
-                raise TypeError(f"matrix must hold real numbers, got dtype {matrix.dtype}; take its real part")
-            indices, offsets, values = matrix.col_indices(), matrix.crow_indices(), matrix.values()
-        elif hasattr(matrix, "tocsr"):
-            csr = matrix.tocsr()
-            if csr.dtype.kind not in "biuf":
-                raise TypeError(f"matrix must hold real numbers, got dtype {csr.dtype}; call .real or .astype(float)")
-            indices, offsets = (
-                torch.from_numpy(csr.indices.astype("int64")),
-                torch.from_numpy(csr.indptr.astype("int64")),
-            )
-            values = torch.from_numpy(csr.data.astype("float64"))
-        else:
-            raise TypeError(
-                f"matrix must be a scipy.sparse matrix or a torch.sparse_csr tensor, got {type(matrix).__name__}"
-            )
-        batch, num_labels = matrix.shape
-        offsets, indices = offsets.to(torch.int64), indices.to(torch.int64)
-        rows = torch.repeat_interleave(torch.arange(batch, device=offsets.device), offsets.diff())
-        keep = values != 0
-        if bool((keep & (values != 1)).any()):
-            at = int((keep & (values != 1)).nonzero()[0])
-            raise ValueError(
-                f"matrix holds {values[at].item()} at row {int(rows[at])}, label {int(indices[at])}; "
-                "a set has only 0 and 1: threshold soft labels first, or give them to the loss as a dense target"
-            )
-        return cls(indices[keep], _offsets_of(rows[keep], batch), num_labels)
+        return cls.from_sorted(*forms.csr_to_rows("matrix", matrix))
 
     @staticmethod
-    def collate_fn(num_labels: int) -> functools.partial[Any]:
+    def collate_fn(num_labels: int, key: str = "labels") -> functools.partial[Any]:
         """A ``collate_fn`` for ``DataLoader`` (it pickles, so workers can use it).
 
-        Samples are label sets, or tuples whose last entry is one: ``(x, [3, 17])`` batches to
-        ``(x [B, …], LabelSets)``.
+        Samples are dicts whose entry ``key`` is a label set (``{"x": x, "labels": [3, 17]}`` batches to
+        ``{"x": [B, …], "labels": LabelSets}``), tuples or lists whose last entry is one (``(x, [3, 17])`` batches to
+        ``(x [B, …], LabelSets)``), or label sets alone.
         """
-        return functools.partial(_collate, num_labels=check_int("num_labels", num_labels, 1))
+        return functools.partial(_collate, num_labels=check_num_labels(num_labels), key=key)
 
     # -- to other forms --------------------------------------------------------------------------------------
 
@@ -180,7 +247,7 @@ class LabelSets:
             raise TypeError(
                 f"device must be a torch.device or its name, got {device!r}; labels are int64 and keep that dtype"
             )
-        return LabelSets._trusted(
+        return LabelSets.from_sorted(
             self.indices.to(device, non_blocking=non_blocking),
             self.offsets.to(device, non_blocking=non_blocking),
             self.num_labels,
@@ -188,14 +255,14 @@ class LabelSets:
 
     def pin_memory(self) -> LabelSets:
         """The same sets in page-locked memory, for fast copies to a GPU."""
-        return LabelSets._trusted(self.indices.pin_memory(), self.offsets.pin_memory(), self.num_labels)
+        return LabelSets.from_sorted(self.indices.pin_memory(), self.offsets.pin_memory(), self.num_labels)
 
     # -- what they are ---------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
         """Where the sets are."""
-        return self.indices.device
+        return self._indices.device
 
     @property
     def sizes(self) -> Tensor:
@@ -209,9 +276,7 @@ class LabelSets:
 
     def rows(self) -> Tensor:
         """The row of each entry of ``indices``, ``[nnz]``."""
-        return torch.repeat_interleave(
-            torch.arange(len(self), device=self.device), self.sizes, output_size=self.indices.numel()
-        )
+        return forms.rows_of(self.indices, self.offsets)
 
     def runs(self) -> Tensor:
         """How many runs of neighbouring active labels each row has around the circle of labels, ``[B]``.
@@ -219,24 +284,36 @@ class LabelSets:
         Label ``n-1`` is a neighbour of label 0. A run is counted where it starts, so the full set has none.
         A DFTHead can predict exactly the sets with at most ``k`` runs by its DFT part alone.
         """
-        keys = self.rows() * self.num_labels + self.indices
-        before = self.rows() * self.num_labels + (self.indices - 1) % self.num_labels
-        starts = ~torch.isin(before, keys)
-        return torch.zeros(len(self), dtype=torch.int64, device=self.device).index_add_(
-            0, self.rows(), starts.to(torch.int64)
-        )
+        indices, rows, last = self.indices, self.rows(), self.num_labels - 1
+        starts = torch.ones_like(indices, dtype=torch.bool)
+        starts[1:] = (rows.diff() != 0) | (indices.diff() != 1)
+        # Label 0 continues a run that reaches the end of the circle.
+        closed = torch.zeros(len(self), dtype=torch.bool, device=self.device)
+        closed[rows[indices == last]] = True
+        starts &= ~((indices == 0) & closed[rows])
+        return torch.bincount(rows[starts], minlength=len(self))
+
+    def keys(self) -> Tensor:
+        """``row·num_labels + label`` of each entry, ascending, ``[nnz]``: to look entries up by one number."""
+        if len(self) * self.num_labels >= 2**63:
+            raise ValueError(f"{len(self)} rows of {self.num_labels} labels have no positions in int64; use fewer rows")
+        return self.rows() * self.num_labels + self.indices
 
     def __len__(self) -> int:
-        return self.offsets.numel() - 1
+        return self._offsets.numel() - 1
 
-    def __getitem__(self, key: int | slice | Tensor | np.ndarray | Sequence[int]) -> Any:
+    @overload
+    def __getitem__(self, key: int | np.integer[Any]) -> Tensor: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | Sequence[bool] | np.ndarray | Tensor) -> LabelSets: ...
+    def __getitem__(self, key: Any) -> Tensor | LabelSets:
         """An int gives the labels of that row as a tensor; a slice, or an index or mask, gives LabelSets."""
         if isinstance(key, np.ndarray):
-            key = _index_tensor(key)
+            key = forms.index_tensor(key)
         if isinstance(key, Tensor) and key.ndim == 0 and key.dtype != torch.bool:
             key = int(key)
         if hasattr(key, "__index__") and not isinstance(key, Tensor):
-            row = key.__index__()  # type: ignore[union-attr]
+            row = key.__index__()
             if not -len(self) <= row < len(self):
                 raise IndexError(f"row {row} is out of range for {len(self)} label sets")
             row %= len(self)
@@ -244,7 +321,7 @@ class LabelSets:
         if isinstance(key, slice) and key.step in (None, 1):
             start, stop, _ = key.indices(len(self))
             ends = self.offsets[start : max(start, stop) + 1]
-            return LabelSets._trusted(self.indices[ends[0] : ends[-1]], ends - ends[0], self.num_labels)
+            return LabelSets.from_sorted(self.indices[ends[0] : ends[-1]], ends - ends[0], self.num_labels)
         if isinstance(key, slice):  # torch has no negative steps
             key = torch.tensor(range(*key.indices(len(self))), dtype=torch.int64, device=self.device)
         chosen = torch.arange(len(self), device=self.device)[key]
@@ -253,7 +330,7 @@ class LabelSets:
         sizes = self.sizes[chosen]
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         shift = torch.repeat_interleave(self.offsets[chosen] - offsets[:-1], sizes)
-        return LabelSets._trusted(
+        return LabelSets.from_sorted(
             self.indices[torch.arange(shift.numel(), device=self.device) + shift], offsets, self.num_labels
         )
 
@@ -291,97 +368,34 @@ class LabelSets:
 torch.serialization.add_safe_globals([LabelSets])  # torch.load(weights_only=True), the default, takes them
 
 
-def _collate(batch: Sequence[Any], num_labels: int) -> Any:
-    """Batches samples whose (last) entry is a label set."""
+def _collate(batch: Sequence[Any], num_labels: int, key: str) -> Any:
+    """Batches samples that hold a label set."""
     from torch.utils.data import default_collate
 
     if not batch:
         raise ValueError("the batch is empty: there is nothing to collate; give collate_fn at least one sample")
-    if isinstance(batch[0], tuple):
-        *inputs, labels = zip(*batch, strict=True)
-        return (*(default_collate(list(part)) for part in inputs), LabelSets.from_lists(labels, num_labels))
-    return LabelSets.from_lists(batch, num_labels)
+    rest, kind, labels = forms.split_samples(batch, key)
+    sets = LabelSets.from_lists(labels, num_labels)
+    if kind is None:
+        return sets
+    if kind is dict:
+        return {**(default_collate(rest) if rest[0] else {}), key: sets}
+    return (*(default_collate(list(part)) for part in zip(*rest, strict=True)), sets)
 
 
-def tensor_of(name: str, array: Any) -> Tensor:
-    """An array, or what numpy makes one of, as a tensor of its own."""
-    try:
-        array = np.asarray(array)
-        if array.dtype.kind in "biuf":
-            return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    except (TypeError, ValueError):  # rows of different lengths, types that torch lacks
-        pass
-    what = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else repr(array)
-    raise TypeError(f"{name} must be an array of booleans, integers or floating point numbers, got {what}")
+def _versions(indices: Tensor, offsets: Tensor) -> tuple[int, int] | None:
+    """How often the tensors were written to; None where torch does not count it."""
+    if indices.is_inference() or offsets.is_inference():
+        return None
+    return indices._version, offsets._version
 
 
-def _index_tensor(key: np.ndarray) -> Tensor:
-    if key.dtype.kind not in "biu":
-        raise IndexError(f"label sets are indexed by integers or booleans, got an array of {key.dtype}")
-    return torch.from_numpy(key.astype(bool if key.dtype.kind == "b" else np.int64))
+def _as_csr(sets: Any) -> Any:
+    return sets.to_sparse_csr() if isinstance(sets, Tensor) and sets.layout is not torch.sparse_csr else sets
 
 
-def _labels_of(row: int, labels: Any, num_labels: int) -> list[int]:
-    """One row of ``from_lists``, checked, sorted and without repeats."""
-    values = labels.tolist() if hasattr(labels, "tolist") else labels
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise TypeError(f"row {row} of lists must be a list of labels, got {labels!r}; wrap a single set as [[…]]")
-    values = [value if type(value) is int else _label(row, value) for value in values]
-    made = sorted(set(values))
-    if made and (made[0] < 0 or made[-1] >= num_labels):
-        wrong = made[0] if made[0] < 0 else made[-1]
-        raise ValueError(_out_of_range(row, wrong, num_labels))
-    if len(values) == num_labels > len(made) and made[-1] <= 1:
-        raise ValueError(
-            f"row {row} of lists holds {num_labels} zeros and ones, one per label: that is a dense target, not a list "
-            "of labels; use LabelSets.from_dense, or give the loss a tensor"
-        )
-    return made
-
-
-def _label(row: int, value: Any) -> int:
-    try:
-        return check_int("label", value)
-    except TypeError:
-        raise TypeError(
-            f"row {row} of lists holds {value!r}, which is not a whole number; labels are integers: "
-            "for zeros and ones or booleans [B, n] use LabelSets.from_dense"
-        ) from None
-
-
-def _out_of_range(row: int, label: int, num_labels: int) -> str:
-    return f"label {label} in row {row} is out of range: labels are 0 … {num_labels - 1} (num_labels={num_labels})"
-
-
-def _check_offsets(offsets: Tensor, nnz: int) -> None:
-    if offsets.numel() < 1 or int(offsets[0]) != 0 or int(offsets[-1]) != nnz:
-        ends = f"{int(offsets[0])} … {int(offsets[-1])}" if offsets.numel() else "nothing"
-        raise ValueError(f"offsets must go from 0 to len(indices) = {nnz}, got {ends}")
-    if bool((offsets.diff() < 0).any()):
-        row = int((offsets.diff() < 0).nonzero()[0])
-        raise ValueError(f"offsets must not decrease, but row {row} ends before it starts")
-
-
-def _check_range(indices: Tensor, offsets: Tensor, num_labels: int) -> None:
-    bad = (indices < 0) | (indices >= num_labels)
-    if bool(bad.any()):
-        at = bad.nonzero()[0]
-        row = int(torch.searchsorted(offsets, at, right=True)) - 1
-        raise ValueError(_out_of_range(row, int(indices[at]), num_labels))
-
-
-def _sort_rows(indices: Tensor, offsets: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
-    """Sorts the labels of each row and merges repeats; returns the inputs when there is nothing to do."""
-    rows = torch.repeat_interleave(torch.arange(offsets.numel() - 1, device=offsets.device), offsets.diff())
-    keys = rows * num_labels + indices
-    if bool((keys.diff() > 0).all()):
-        return indices, offsets
-    keys = torch.unique(keys)  # sorted
-    rows = torch.div(keys, num_labels, rounding_mode="floor")
-    return keys - rows * num_labels, _offsets_of(rows, offsets.numel() - 1)
-
-
-def _offsets_of(rows: Tensor, batch: int) -> Tensor:
-    """Sorted row numbers ``[nnz]`` → offsets ``[batch+1]``."""
-    counts = torch.bincount(rows, minlength=batch)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+def _is_table(sets: Any) -> bool:
+    """An array that is no collection of lists: numpy's, or a data frame."""
+    if isinstance(sets, np.ndarray):
+        return sets.dtype != object
+    return hasattr(sets, "to_numpy") and getattr(sets, "ndim", 0) == 2

@@ -106,7 +106,7 @@ class LabelShard:
         rows = torch.arange(len(sets), device=sets.device)
         order = torch.argsort(torch.cat([torch.repeat_interleave(rows, size) for size in sizes]), stable=True)
         offsets = torch.cat([sizes.new_zeros(1), sizes.sum(0).cumsum(0)])
-        return LabelSets._trusted(torch.cat(found)[order], offsets, self.num_labels)
+        return LabelSets.from_sorted(torch.cat(found)[order], offsets, self.num_labels)
 
 
 class _Share(torch.autograd.Function):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -199,23 +198,12 @@ def check_targets(
     """``targets`` in any accepted form → LabelSets, or a dense floating point tensor ``[B, n]`` in [0, 1]."""
     batch = leading.numel()
     if isinstance(targets, np.ndarray) and targets.dtype != object:  # an array of objects holds lists
-        targets = labels.tensor_of("targets", targets).to(device)
+        targets = labels.forms.tensor_of("targets", targets).to(device)
     if isinstance(targets, Tensor) and targets.layout == torch.strided:
         return _dense(targets, leading, num_labels, device)
-    if isinstance(targets, labels.LabelSets):
-        sets = targets
-    elif isinstance(targets, Tensor) or hasattr(targets, "tocsr"):
-        sets = labels.LabelSets.from_csr(targets)
-        sets = sets if isinstance(targets, Tensor) else sets.to(device)
-    elif isinstance(targets, Iterable) and not isinstance(targets, (str, bytes, dict)):
-        sets = labels.LabelSets.from_lists(targets, num_labels).to(device)
-    else:
-        raise TypeError(
-            "targets must be LabelSets, a dense [B, n] tensor or array, a sparse CSR matrix or a list of lists, "
-            f"got {type(targets).__name__}"
-        )
-    if sets.num_labels != num_labels:
-        raise ValueError(f"targets have num_labels = {sets.num_labels}, but the layer has {num_labels} labels")
+    sets = labels.LabelSets.of(targets, num_labels, name="targets")
+    if sets is not targets and not isinstance(targets, Tensor):  # it came from Python or numpy
+        sets = sets.to(device)
     if len(sets) != batch:
         raise ValueError(f"targets hold {len(sets)} label sets for {batch} rows of input; give one per row")
     if sets.device != device:
@@ -240,7 +228,7 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
     if by_operator(dense):  # there are no values to look at
         return dense if dense.is_floating_point() else dense.to(torch.float32)
     if not dense.is_floating_point():
-        return labels.LabelSets.from_dense(dense)
+        return labels.LabelSets.of(dense, num_labels, name="targets")
     # On an accelerator the check would make the host wait for the device at every step.
     if device.type == "cpu" and dense.numel():
         low, high = (bound.item() for bound in torch.aminmax(dense))

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigkernels import LabelSets
+import sigkernels as sk
+from sigkernels import LabelSets, label_forms
 
 N = 12
 sets_of_labels = st.lists(st.sets(st.integers(0, N - 1)), max_size=8)
@@ -103,8 +104,7 @@ def test_saved_sets_load_and_are_checked(tmp_path):
     sets = LabelSets.from_lists([[1], [2, 3]], 5)
     torch.save({"labels": sets}, tmp_path / "sets.pt")
     assert torch.load(tmp_path / "sets.pt", weights_only=True)["labels"] == sets
-    sets.offsets[-1] = 100
-    torch.save(sets, tmp_path / "broken.pt")
+    torch.save(LabelSets.from_sorted(sets.indices, torch.tensor([0, 1, 100]), 5), tmp_path / "broken.pt")
     with pytest.raises(ValueError, match="offsets must go from 0 to"):
         torch.load(tmp_path / "broken.pt", weights_only=True)
 
@@ -135,6 +135,133 @@ def test_collate_in_a_data_loader_with_workers():
     assert batches[0][1].to_lists() == [[0], [1, 7], [2, 4], [1, 3]]
     plain = torch.utils.data.DataLoader([[1], [2]], 2, collate_fn=LabelSets.collate_fn(10))
     assert next(iter(plain)).to_lists() == [[1], [2]]
+
+
+def test_collate_takes_dicts_and_lists():
+    dicts = [{"x": torch.ones(2), "codes": [i, 3]} for i in range(2)]
+    batch = LabelSets.collate_fn(5, key="codes")(dicts)
+    assert batch["x"].shape == (2, 2) and batch["codes"].to_lists() == [[0, 3], [1, 3]]
+    assert list(LabelSets.collate_fn(5)([{"labels": [1]}])) == ["labels"]
+    x, sets = LabelSets.collate_fn(5)([[torch.ones(2), [1]], [torch.zeros(2), []]])
+    assert x.shape == (2, 2) and sets.to_lists() == [[1], []]
+
+
+def damaged(**arrays) -> scipy.sparse.csr_matrix:
+    matrix = scipy.sparse.csr_matrix((np.ones(2), np.array([0, 1]), np.array([0, 1, 2])), (2, 3))
+    for name, values in arrays.items():
+        setattr(matrix, name, np.array(values))
+    return matrix
+
+
+@given(sets_of_labels)
+def test_of_takes_every_form(rows):
+    want = LabelSets.from_lists(rows, N)
+    forms = [
+        want,
+        rows,
+        tuple(frozenset(row) for row in rows),
+        (np.array(sorted(row), dtype=np.int32) for row in rows),
+        want.to_dense(),
+        want.to_dense(torch.int64),
+        want.to_dense(torch.bool).numpy(),
+        want.to_scipy(),
+        want.to_scipy().tocoo(),
+        want.to_dense().to_sparse_csr(),
+        want.to_dense().to_sparse(),
+    ]
+    for form in forms:
+        assert LabelSets.of(form, N) == want, type(form)
+    assert LabelSets.of(want) is want and LabelSets.of(want.to_scipy()) == want
+
+
+def test_of_takes_pandas():
+    pandas = pytest.importorskip("pandas")
+    want = LabelSets.from_lists([[0, 2], [], [1]], 3)
+    assert LabelSets.of(pandas.Series([[0, 2], [], [1]]), 3) == want
+    assert LabelSets.of(pandas.DataFrame(want.to_dense(torch.int64).numpy()), 3) == want
+
+
+@given(st.lists(sets_of_labels, min_size=1, max_size=4))
+def test_cat_joins_what_slices_cut(parts):
+    sets = [LabelSets.from_lists(rows, N) for rows in parts]
+    joined = LabelSets.cat(sets)
+    assert joined.to_lists() == [sorted(row) for rows in parts for row in rows]
+    cut = len(joined) // 2
+    assert LabelSets.cat([joined[:cut], joined[cut:]]) == joined
+
+
+def test_huge_numbers_of_labels_do_not_overflow():
+    n = 2**40
+    sets = LabelSets(torch.tensor([n - 1, 0, 5, 5]), torch.tensor([0, 2, 4]), n)
+    assert sets.to_lists() == [[0, n - 1], [5]] and sets.runs().tolist() == [1, 1]
+    offsets = torch.zeros(2**23 + 1, dtype=torch.int64)
+    many = LabelSets.from_sorted(torch.zeros(0, dtype=torch.int64), offsets, n)
+    with pytest.raises(ValueError, match="no positions in int64"):
+        many.keys()
+
+
+def test_attributes_are_read_only():
+    sets = LabelSets.from_lists([[1], [2]], 5)
+    for name in ("indices", "offsets", "num_labels"):
+        with pytest.raises(AttributeError, match=rf"{name} of LabelSets cannot be changed; build new sets"):
+            setattr(sets, name, getattr(sets, name))
+
+
+@pytest.mark.parametrize(
+    ("write", "match"),
+    [
+        (lambda y: y.offsets.__setitem__(1, 10**6), "row 1 ends before it starts"),
+        (lambda y: y.offsets.__setitem__(-1, 10**6), "offsets must go from 0 to"),
+        (lambda y: y.indices.__setitem__(0, 9), "not in ascending order"),
+        (lambda y: y.indices.__setitem__(0, 10**9), "label 1000000000 in row 0 is out of range"),
+        (lambda y: y.indices.copy_(torch.tensor([5, 1, 3])), "not in ascending order"),
+        (lambda y: y[1].fill_(-1), "label -1 in row 1"),
+    ],
+)
+def test_writes_in_place_are_noticed(write, match):
+    head = sk.LinearHead(4, 12)
+    sets = LabelSets.from_lists([[1, 5], [3]], 12)
+    write(sets)
+    for use in (lambda: head.loss(torch.randn(2, 4), sets), sets.to_lists, lambda: pickle.dumps(sets)):
+        with pytest.raises(ValueError, match=f"changed in place and are no label sets any more: .*{match}"):
+            use()
+
+
+def test_a_write_that_leaves_sets_is_followed():
+    sets = LabelSets.from_lists([[1, 5], [3]], 12)
+    sets.indices[1] = 7
+    assert sets.to_lists() == [[1, 7], [3]]
+
+
+def test_sets_of_inference_mode():
+    with torch.inference_mode():
+        sets = LabelSets(torch.tensor([5, 1]), torch.tensor([0, 2]), 12)
+        assert sets.to_lists() == [[1, 5]]
+        sets.indices[0] = 8
+        with pytest.raises(ValueError, match="not in ascending order"):
+            sets.to_lists()
+
+
+def test_building_sets_inside_a_compiled_function():
+    torch.manual_seed(0)
+    head, h = sk.LinearHead(4, 9), torch.randn(2, 4)
+
+    def step(h, indices, offsets):
+        return head.loss(h, LabelSets(indices, offsets, 9))
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for indices, offsets in (([7, 2, 4], [0, 2, 3]), ([2, 2, 7, 4], [0, 3, 4]), ([4], [0, 0, 1])):
+        arguments = (h, torch.tensor(indices), torch.tensor(offsets))
+        assert torch.equal(compiled(*arguments), step(*arguments))
+    with pytest.raises(ValueError, match="offsets must go from 0 to"):
+        compiled(h, torch.tensor([2, 7, 4]), torch.tensor([0, 2, 1000]))
+    with pytest.raises(ValueError, match="label 9 in row 1"):
+        compiled(h, torch.tensor([2, 7, 9]), torch.tensor([0, 2, 3]))
+
+
+def test_the_operator_is_registered_soundly():
+    arguments = (torch.tensor([7, 2, 2]), torch.tensor([0, 2, 3]), 9)
+    torch.library.opcheck(label_forms.in_order_operator, arguments)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +301,27 @@ def test_collate_in_a_data_loader_with_workers():
         (lambda: LabelSets.from_dense(torch.tensor([[0, 0.5]])), ValueError, "dense holds 0.5 at row 0, label 1"),
         (lambda: LabelSets.from_dense(torch.tensor([[float("nan")]])), ValueError, "dense holds nan"),
         (lambda: LabelSets.from_csr(torch.zeros(2, 2)), ValueError, "use from_dense"),
+        (lambda: LabelSets.from_lists([[0]], 2**41), ValueError, "num_labels must be at most 2.40"),
+        (lambda: LabelSets.from_csr(damaged(indptr=[0, 5, 1])), ValueError, "row pointers of matrix must go from 0"),
+        (lambda: LabelSets.from_csr(damaged(indptr=[0, 3, 2])), ValueError, "must not decrease, but row 1 ends"),
+        (lambda: LabelSets.from_csr(damaged(indices=[0, 7])), ValueError, "label 7 in row 1 is out of range"),
+        (lambda: LabelSets.from_csr(damaged(data=[1.0])), ValueError, "matrix is damaged.*1 values"),
+        (lambda: LabelSets.from_dense(torch.tensor([[0, 2]])), ValueError, "holds 2 at row 0, label 1.*dense != 0"),
+        (lambda: LabelSets.of(torch.eye(3), 4), ValueError, "label_sets has num_labels = 3, but 4"),
+        (lambda: LabelSets.of(LabelSets.from_lists([[1]], 3), 4), ValueError, "label_sets has num_labels = 3, but 4"),
+        (lambda: LabelSets.of([[1]]), TypeError, "do not say how many labels.*from_lists"),
+        (lambda: LabelSets.of({"a": [1]}, 4), TypeError, "label_sets must be LabelSets.*got dict"),
+        (lambda: LabelSets.of(None, 4, name="y"), TypeError, "y must be LabelSets.*got NoneType"),
+        (lambda: LabelSets.of(torch.zeros(4), 4), ValueError, r"shape \[B, n\], got \(4,\); wrap one set"),
+        (lambda: LabelSets.cat([]), ValueError, "parts is empty.*num_labels"),
+        (lambda: LabelSets.cat([[[1]]]), TypeError, r"parts\[0\] must be LabelSets, got list; use LabelSets.of"),
+        (
+            lambda: LabelSets.cat([LabelSets.from_lists([[1]], n) for n in (3, 4)]),
+            ValueError,
+            r"parts\[1\] has num_labels = 4 .* parts\[0\] has 3",
+        ),
+        (lambda: LabelSets.collate_fn(3)([{"x": 1}]), KeyError, "sample 0 has no 'labels', only 'x'.*key="),
+        (lambda: LabelSets.collate_fn(3)([(1, [1]), (1, 2, [1])]), ValueError, "sample 1 has 3 entries and sample 0"),
         (lambda: LabelSets.from_csr([[1]]), TypeError, "scipy.sparse matrix"),
         (lambda: LabelSets.from_csr(scipy.sparse.csr_matrix([[0, 0.5]])), ValueError, "0.5 at row 0, label 1"),
         (lambda: LabelSets([1], torch.tensor([0, 1]), 4), TypeError, "indices must be a torch tensor"),

@@ -50,7 +50,7 @@ def test_an_array_of_lists_holds_lists():
     [
         (np.array([[1, 2], [2, 3], [0, 6]]), ValueError, r"shape \[3, 7\], got \[3, 2\].*from_lists"),
         (DENSE * 2, ValueError, r"lie in \[0, 1\]"),
-        ((DENSE * 2).astype(int), ValueError, "dense holds 2"),
+        ((DENSE * 2).astype(int), ValueError, "targets holds 2"),
         (DENSE.astype(complex), TypeError, "targets must be an array of booleans.*complex128"),
         (DENSE.astype(str), TypeError, "targets must be an array of booleans.*U32"),
         (DENSE.astype(int).tolist(), ValueError, "row 0 .* dense target.*from_dense"),

@@ -143,13 +143,13 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     batch = x.shape[0]
     offsets = torch.zeros(batch + 1, dtype=torch.int64)
     if not batch or not layer.num_rows:
-        return LabelSets._trusted(torch.empty(0, dtype=torch.int64), offsets, layer.num_labels)
+        return LabelSets.from_sorted(torch.empty(0, dtype=torch.int64), offsets, layer.num_labels)
     call = _Call(x, layer, _PREDICT)
     call.c.threshold = threshold
     found = _C.predict(call.c)
     indices = torch.empty(found.total, dtype=torch.int64)
     found.write(batch, offsets.data_ptr(), indices.data_ptr())
-    return LabelSets._trusted(indices, offsets, layer.num_labels)
+    return LabelSets.from_sorted(indices, offsets, layer.num_labels)
 
 
 class _Call:

@@ -288,7 +288,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     module, batch = _module(), x.shape[0]
     if not batch:
         indices, offsets = (torch.zeros(count, dtype=torch.int64, device=x.device) for count in (0, 1))
-        return LabelSets._trusted(indices, offsets, layer.num_labels)
+        return LabelSets.from_sorted(indices, offsets, layer.num_labels)
     # As torch compares: the threshold is rounded to the dtype of the logits.
     limit = torch.tensor(threshold, dtype=x.dtype).item()
     problem = _Problem.of(x, layer)
@@ -304,4 +304,4 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
         label_start=layer.label_start,
         indices=indices.data_ptr(),
     )
-    return LabelSets._trusted(indices, offsets, layer.num_labels)
+    return LabelSets.from_sorted(indices, offsets, layer.num_labels)

@@ -183,7 +183,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     row = torch.cat(rows)
     counts = torch.bincount(row, minlength=x.shape[0])
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return LabelSets._trusted(torch.cat(labels)[torch.argsort(row, stable=True)], offsets, layer.num_labels)
+    return LabelSets.from_sorted(torch.cat(labels)[torch.argsort(row, stable=True)], offsets, layer.num_labels)
 
 
 class _ChunkTargets:

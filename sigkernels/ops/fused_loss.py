@@ -86,7 +86,7 @@ def _targets(
     if indices is None or offsets is None:
         assert dense is not None
         return dense
-    return LabelSets._trusted(indices, offsets, num_labels)
+    return LabelSets.from_sorted(indices, offsets, num_labels)
 
 
 class FusedLoss(torch.autograd.Function):

@@ -14,7 +14,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     """``[B, D] →`` B label sets; ``threshold`` is a logit. Arguments were checked."""
     with torch.no_grad():
         indices, offsets = predict_operator(x, *layer, threshold)
-    return LabelSets._trusted(indices, offsets, layer.num_labels)
+    return LabelSets.from_sorted(indices, offsets, layer.num_labels)
 
 
 @torch.library.custom_op("sigkernels::predict", mutates_args=())

@@ -196,7 +196,7 @@ def test_red_zones(triton, monkeypatch):
         p = problem(Size(35, 97, 7, 9, bias=True), dtype)
         layer = p.layer._replace(weight=zones.around(p.layer.weight), bias=zones.around(p.layer.bias))
         assert isinstance(p.targets, LabelSets)
-        sets = LabelSets._trusted(zones.around(p.targets.indices), p.targets.offsets, p.targets.num_labels)
+        sets = LabelSets.from_sorted(zones.around(p.targets.indices), p.targets.offsets, p.targets.num_labels)
         p = p._replace(x=zones.around(p.x), layer=layer, targets=sets)
         with monkeypatch.context() as patch:
             zones.install(patch)

@@ -233,7 +233,7 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     batch = x.shape[0]
     if not batch:
         indices, offsets = (torch.zeros(count, dtype=torch.int64, device=x.device) for count in (0, 1))
-        return LabelSets._trusted(indices, offsets, layer.num_labels)
+        return LabelSets.from_sorted(indices, offsets, layer.num_labels)
     chunk = Chunk.of(x, layer, TILE)
     # As torch compares: the threshold is rounded to the dtype of the logits.
     limit = torch.full((1,), threshold, dtype=x.dtype, device=x.device).to(accumulate_dtype(x.dtype))
@@ -248,4 +248,4 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     offsets, starts = set_offsets(counts)
     indices = torch.empty(int(offsets[-1]), dtype=torch.int64, device=x.device)
     scan(starts, indices, True)
-    return LabelSets._trusted(indices, offsets, layer.num_labels)
+    return LabelSets.from_sorted(indices, offsets, layer.num_labels)
