@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from sigkernels.codes import code_matrix
 from sigkernels.verify import interior as interior_module
 from sigkernels.verify import pipeline, verify
 from sigkernels.verify.arrays import smallest, to_numpy
@@ -258,3 +259,14 @@ def test_a_float32_screen_stays_in_float32_and_hands_over_witnesses_alone(screen
         found = list(screen(cone, sets(), np.arange(len(LISTS))))
     assert sum(len(f.witness_of) for f in found) >= 15
     assert not any(f.multipliers_of for f in found)
+
+
+def test_radii_of_wide_random_like_layers_are_closed_without_linear_programs():
+    """The ball of a few rows is cut by half of all rows there; the interior-point method must not give up."""
+    n, c = 11_732, 256
+    matrix = np.column_stack([np.full(n, n**-0.5), code_matrix(n, c).numpy()])
+    draw = np.random.default_rng(0)
+    report = verify(matrix, [draw.choice(n, 4, replace=False).tolist() for _ in range(2)], radius=True)
+    assert [stage.name for stage in report.stages][-1] == "radius"
+    np.testing.assert_allclose(report.radius_lo, [408.902866, 440.524178], rtol=1e-7)
+    np.testing.assert_allclose(report.radius_hi, report.radius_lo, rtol=1e-6)

@@ -23,6 +23,10 @@ ROUNDS = 8
 GAP = 1e-8  # of the radius: where the method stops
 ROUGH = 1e-2  # … in rounds that are not the last: enough to see which rows matter
 ROUGH_ON_ALL = 0.2  # … where that round has all rows, and the last goes on from there
+ROUGH_AGAIN = 0.1  # … in further rounds, while the bounds are still apart
+NEAR = 0.5  # of the radius: bounds this close say which rows matter, and the next round may be the last
+NEAREST = 1e-3  # … and from here on no row leaves any more, so that this ends
+BISECTIONS = 8  # of a line, for the best point on it
 CLOSED = 1e-6  # of the radius: when a set is done
 MORE_ROWS = 128  # than features, to begin with
 FEW = 64  # features: from here on it pays to hold coordinates at the edge of the box
@@ -70,7 +74,7 @@ def _column(v: Array) -> Array:
 
 
 def interior(
-    xp: Any, a: Array, c: Array, x: Array, gap: float, steps: int = STEPS, before: Centre | None = None
+    xp: Any, a: Array, c: Array, x: Array, gap: Array | float, steps: int = STEPS, before: Centre | None = None
 ) -> Centre:
     """Solve for rows ``a`` [B, m, d], offsets ``c`` [B, m], from points ``x`` [B, d] in the unit box.
 
@@ -79,6 +83,7 @@ def interior(
     """
     batch, m, d = a.shape
     lanes = xp.arange(batch)
+    gap = xp.zeros_like(x[:, 0]) + gap
     finished = []
     if before is None:
         x = 0.9 * x
@@ -109,9 +114,9 @@ def interior(
             go = xp.nonzero(~done)[0]
             if go.shape[0] == 0 or step == steps:
                 break
-            state = (lanes, a, c, x, e, s, lam, alpha, beta, p, q, now, weight, mass)
+            state = (lanes, gap, a, c, x, e, s, lam, alpha, beta, p, q, now, weight, mass)
             state = tuple(xp.take(u, go, axis=0) for u in state)
-            lanes, a, c, x, e, s, lam, alpha, beta, p, q, now, weight, mass = state
+            lanes, gap, a, c, x, e, s, lam, alpha, beta, p, q, now, weight, mass = state
         # e is eliminated: what is left is the Hessian seen from the weighted mean of the rows.
         root = a * xp.sqrt(weight)[:, :, None]
         b = matvec(xp, mT(a), weight)
@@ -187,6 +192,15 @@ def balls(
         yield from solve(_Batch(xp, everything, shift, box, ordered[first : first + lanes]))
 
 
+class _Price(NamedTuple):
+    """All rows at the centre of a few, and the bound that the multipliers of those few give."""
+
+    margins: Array  # [B, n]
+    slope: Array  # [B, d]: how the bound grows with each coordinate
+    above: Array  # [B]: the bound on the radius
+    open: Array  # [B]: whether it is not reached
+
+
 class _Batch:
     """Sets that are solved together, in units of the box."""
 
@@ -220,13 +234,16 @@ class _Batch:
         reach = self.xp.matmul(x, mT(self.rows))
         return self.y * (reach if self.offset is None else reach + self.offset[None, :])
 
-    def priced(self, a: Array, c: Array, centre: Centre) -> tuple[Array, Array, Array]:
-        """(margins [B, n], the slope of the multipliers' bound [B, d], which sets are still open [B])."""
+    def priced(self, a: Array, c: Array, centre: Centre, all_free: bool = False) -> _Price:
+        """What all rows say about the centre of a few; ``all_free``: no coordinate was held at the edge of the box."""
         xp, margins = self.xp, self.margins(centre.x)
         slope = matvec(xp, mT(a), centre.multipliers)
         above = xp.sum(xp.abs(slope), axis=1) + xp.sum(c * centre.multipliers, axis=1)
-        open_ = above - xp.min(margins, axis=1) > CLOSED * xp.abs(above)
-        return margins, slope, open_ & (centre.gap < float("inf"))
+        least, size = xp.min(margins, axis=1), xp.abs(centre.e)
+        open_ = (above - least > CLOSED * xp.abs(above)) & (centre.gap < float("inf"))
+        if all_free:  # solved, and no row cuts the ball: what the bound still lacks was lost to rounding
+            open_ = open_ & ((centre.gap > 2 * GAP * size) | (least < centre.e - CLOSED * size))
+        return _Price(margins, slope, above, open_)
 
     def found(self, centre: Centre, work: Array, open_: Array | None = None) -> Iterator[Ball]:
         """The balls of the sets that are not open, or of all: in thin regions a bound may lose digits to rounding."""
@@ -236,29 +253,81 @@ class _Batch:
 
 
 def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
-    """Few rows until the ball is roughly known, then again with the rows that cut it, until none does."""
+    """Few rows until the ball is roughly known, then again with the rows that cut it, until none does.
+
+    The centre of a few rows can be far out: half of all rows may cut its ball. Those come in that are met first on the
+    way to it from the best point known so far. Until the bounds are near each other no row leaves, or what it cut off
+    would come back.
+    """
     xp, n, d, x = batch.xp, batch.n, batch.d, batch.start
     most = max(len(item.active) for item in batch.items)
-    m = min(n, min(3 * d, d + MORE_ROWS) + min(2 * d, most))
-    score = xp.where(batch.y > 0, xp.full_like(batch.y, -float("inf")), batch.margins(x))
+    fewest = m = min(n, min(3 * d, d + MORE_ROWS) + min(2 * d, most))
+    best = _Best(x, batch.margins(x))
+    score = xp.where(batch.y > 0, xp.full_like(batch.y, -float("inf")), best.margins)
     free = None  # [B, f] the coordinates that are not held at the edge of the box; None: all
+    gap = xp.full_like(x[:, 0], ROUGH)
     for turn in range(ROUNDS):
         work = smallest(xp, score, m)
         a, c = batch.gather(work)
-        gap = GAP if turn or m == n else ROUGH
+        gap = gap if m < n else xp.full_like(gap, GAP)
         centre = interior(xp, a, c, x, gap) if free is None else _in_few_coordinates(xp, a, c, x, gap, free)
-        margins, slope, open_ = batch.priced(a, c, centre)
-        yield from batch.found(centre, work, open_ if m < n else None)
-        go = xp.nonzero(open_)[0]
+        price = batch.priced(a, c, centre, free is None)
+        yield from batch.found(centre, work, price.open if m < n else None)
+        go = xp.nonzero(price.open)[0]
         if go.shape[0] == 0 or m == n:
             return
-        kept = centre.slack < 0.3 * xp.abs(centre.e)[:, None] + 3.0 * centre.gap[:, None]
-        score = keep(xp, margins, work, kept)  # what may be tight stays, the worst of the others come in
-        free = _free(xp, centre.x, slope, free) if d >= FEW and turn < 3 else None
-        x, score = (xp.take(v, go, axis=0) for v in (centre.x, score))
+        best = best.towards(xp, centre.x, price.margins)
+        apart = (price.above - best.radius(xp)) / xp.abs(price.above)
+        sure = (apart < NEAR) & (apart > NEAREST)
+        loose = xp.where(sure, 0.3 * xp.abs(centre.e) + 3.0 * centre.gap, xp.full_like(apart, float("inf")))
+        kept = centre.slack < loose[:, None]
+        score = keep(xp, best.first_met(xp, price.margins, centre.e), work, kept)
+        free = _free(xp, centre.x, price.slope, free) if d >= FEW and turn < 3 else None
+        x, score, apart, kept = (xp.take(v, go, axis=0) for v in (centre.x, score, apart, kept))
+        best = _Best(*(xp.take(v, go, axis=0) for v in best))
         free = None if free is None else xp.take(free, go, axis=0)
         batch.take(go)
-        m = min(n, m + (d // 2 + 1 if turn else 0))
+        gap = xp.where(apart < NEAR, xp.full_like(apart, GAP), xp.full_like(apart, ROUGH_AGAIN))
+        m = min(n, max(fewest, int(xp.max(xp.count_nonzero(kept, axis=1))) + d // 2 + 1))
+
+
+class _Best(NamedTuple):
+    """The best points known, and all rows there."""
+
+    x: Array  # [B, d]
+    margins: Array  # [B, n]
+
+    def radius(self, xp: Any) -> Array:
+        """What these points prove [B]."""
+        return xp.min(self.margins, axis=1)
+
+    def towards(self, xp: Any, x: Array, margins: Array) -> _Best:
+        """The best points on the way to x, where the margins are these.
+
+        By bisection on the slope of the worst row, which changes its sign there.
+        """
+        change = margins - self.margins
+        low, high = xp.zeros_like(x[:, 0]), xp.ones_like(x[:, 0])
+        t = high  # the whole way, where that is best
+        for _ in range(BISECTIONS):
+            worst = xp.argmin(self.margins + _column(t) * change, axis=1)
+            rises = xp.take_along_axis(change, worst[:, None], axis=1)[:, 0] > 0
+            low, high = xp.where(rises, t, low), xp.where(rises, high, t)
+            t = 0.5 * (low + high)
+        t = _column(t)
+        there = _Best(self.x + t * (x - self.x), self.margins + t * change)
+        better = _column(there.radius(xp) > self.radius(xp))
+        return _Best(xp.where(better, there.x, self.x), xp.where(better, there.margins, self.margins))
+
+    def first_met(self, xp: Any, margins: Array, e: Array) -> Array:
+        """Where each row is met on the way to points with these margins, whose ball has the radius e: [B, n].
+
+        In [0, 1] for rows that cut the ball; beyond that the other ones, the nearest first.
+        """
+        here, there = self.margins - _column(self.radius(xp)), margins - _column(e)
+        inside = there >= 0
+        met = here / xp.where(inside, xp.ones_like(here), here - there)
+        return xp.where(inside, 1.0 + there, met)
 
 
 def _on_all_rows(batch: _Batch) -> Iterator[Ball]:
@@ -276,7 +345,7 @@ def _on_all_rows(batch: _Batch) -> Iterator[Ball]:
         )
         some = batch.gather(near)
         part = interior(xp, *some, centre.x, GAP, before=part)
-        open_ = batch.priced(*some, part)[2]
+        open_ = batch.priced(*some, part).open
         yield from batch.found(part, near, open_)
         go = xp.nonzero(open_)[0]
         if go.shape[0] == 0:
@@ -303,7 +372,7 @@ def _free(xp: Any, x: Array, slope: Array, free: Array | None) -> Array | None:
     return smallest(xp, push, count) if 4 * count < 3 * x.shape[1] else None
 
 
-def _in_few_coordinates(xp: Any, a: Array, c: Array, x: Array, gap: float, free: Array) -> Centre:
+def _in_few_coordinates(xp: Any, a: Array, c: Array, x: Array, gap: Array, free: Array) -> Centre:
     """As ``interior``, with the coordinates that are not ``free`` held at the edge of the box.
 
     In wide regions most of them end there. Whether they belong there is seen from the bound that the multipliers give in
@@ -320,6 +389,9 @@ def _ball(item: Item, box: float, centre: Centre, work: Array, row: int) -> Ball
     multipliers, slack = to_numpy(centre.multipliers[row, :]), to_numpy(centre.slack[row, :])
     x = np.clip(to_numpy(centre.x[row, :]) * box, -box, box)
     positive = multipliers > 0
-    return Ball(
-        item.number, x, to_numpy(work[row, :])[positive], multipliers[positive], (multipliers > slack)[positive]
-    )
+    support, multipliers, slack = to_numpy(work[row, :])[positive], multipliers[positive], slack[positive]
+    tight = multipliers > slack
+    vertex = np.count_nonzero(np.abs(x) < box * (1 - 1e-7)) + 1  # rows that touch the ball where no more do than must
+    if np.count_nonzero(tight) < vertex <= len(support):
+        tight[np.argpartition(slack / multipliers, vertex - 1)[:vertex]] = True
+    return Ball(item.number, x, support, multipliers, tight)
