@@ -314,7 +314,7 @@ def test_partial_fit_learns_in_parts():
 
 
 def test_partial_fit_goes_on_after_pickling_and_after_fit():
-    first = tiny(k=1, slack=0).partial_fit(X, DENSE[:, :3])
+    first = tiny(k=1, slack=0).partial_fit(X, DENSE)
     copy = pickle.loads(pickle.dumps(first))
     for model in (first, copy):
         model.partial_fit(X, DENSE)
@@ -323,6 +323,16 @@ def test_partial_fit_goes_on_after_pickling_and_after_fit():
     before = fitted.predict_proba(X)
     fitted.partial_fit(X, DENSE)
     assert len(fitted.losses_) == 3 and not np.array_equal(fitted.predict_proba(X), before)
+
+
+def test_partial_fit_takes_new_parameters():
+    def second_step(**changes):
+        model = tiny(k=1, slack=0).partial_fit(X, DENSE)
+        return model.set_params(**changes).partial_fit(X, DENSE).predict_proba(X)
+
+    usual = second_step()
+    for changes in ({"learning_rate": 0.1}, {"weight_decay": 0.5}, {"loss": sk.Focal()}):
+        assert not np.array_equal(second_step(**changes), usual)
 
 
 def test_partial_fit_of_classes_and_names():
@@ -381,7 +391,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_weights(monkeypatch,
 
 
 def test_divergence_leaves_a_fitted_model_alone(monkeypatch):
-    model = tiny(epochs=1).partial_fit(X, DENSE).partial_fit(X, DENSE)
+    model = tiny(epochs=1, k=1).partial_fit(X, DENSE).partial_fit(X, DENSE)
     before = model.predict_proba(X)
     for method in (model.fit, model.partial_fit):
         with monkeypatch.context() as patch:

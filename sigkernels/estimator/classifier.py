@@ -233,21 +233,17 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             torch.manual_seed(int(rng.integers(2**63)))
             head = self._build_head(labels)
             encoder = Encoder(features.width, head.in_features, scale)
-        return self._trainer_for(encoder.to(self.device), head.to(self.device))
-
-    def _trainer_for(self, encoder: Encoder, head: Head) -> Trainer:
-        loss = BCE() if self.loss is None else self.loss
-        return Trainer(encoder, head, loss, self.device, self.learning_rate, self.weight_decay)
+        return Trainer(encoder.to(self.device), head.to(self.device))
 
     def _continued_trainer(self, labels: LabelSets) -> Trainer:
         """The one of the last ``partial_fit``; after ``fit`` one whose Adam starts anew."""
-        if isinstance(self.head_, DFTHead) and self.k is None and labels.max_active > self.head_.k:
+        if isinstance(self.head_, DFTHead) and self.k is None and suggest_k(labels) > self.head_.k:
             warnings.warn(
                 f"y has a set of {labels.max_active} labels, but k = {self.head_.k} was chosen for the sets seen first: "
                 "not every set of that size can be predicted; give k to the constructor",
                 stacklevel=3,
             )
-        return getattr(self, "_trainer", None) or self._trainer_for(self.encoder_, self.head_)
+        return getattr(self, "_trainer", None) or Trainer(self.encoder_, self.head_)
 
     def _build_head(self, labels: LabelSets) -> Head:
         if self.head == "linear":
@@ -276,6 +272,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         rng: np.random.Generator,
         epochs: int,
     ) -> list[float]:
+        trainer.configure(BCE() if self.loss is None else self.loss, self.learning_rate, self.weight_decay)
         return trainer.run(
             features, labels, weights, rng, epochs=epochs, batch_size=self.batch_size, verbose=bool(self.verbose)
         )
@@ -315,7 +312,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self._check_features(features)
         with torch.no_grad():
             for rows in torch.arange(len(features)).split(PREDICT_BATCH):  # one empty batch if there are no rows
-                yield self.encoder_(features.batch(rows, self.device))
+                yield self.encoder_(features.batch(rows, self.encoder_.bias.device))
 
     def predict(self, X: Any) -> Any:
         """The labels with a probability above ``threshold``, in the form that ``y`` had (see the class)."""
@@ -352,7 +349,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             return torch.stack([(-z).sigmoid(), z.sigmoid()], 1).numpy()
         if self._coder.kind == "classes":  # the sigmoids, divided by their sum; all of them may underflow
             return F.logsigmoid(z).softmax(1).numpy()
-        return z.sigmoid().numpy()
+        return z.sigmoid_().numpy()
 
     def topk(self, X: Any, m: int) -> tuple[np.ndarray, np.ndarray]:
         """The m most probable labels of each row: (probabilities, labels), ``[N, m]`` each, best first.

@@ -62,7 +62,7 @@ class Features:
             lengths = np.einsum("ij,ij->i", self.matrix, self.matrix, dtype=np.float64, casting="same_kind")
         return float(np.average(lengths, weights=weights))
 
-    def batch(self, rows: Tensor, device: str) -> Batch:
+    def batch(self, rows: Tensor, device: torch.device) -> Batch:
         """Some rows as tensors on ``device``."""
         part = self.matrix[rows.numpy()]
         if not self.sparse:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ..heads import Head
 from ..labels import LabelSets
-from ..losses import Loss, RowLoss
+from ..losses import BCE, Loss, RowLoss
 from ..validation import check_int
 from .features import Batch, Features
 
@@ -58,14 +58,18 @@ class Encoder(nn.Module):
 class Trainer:
     """Trains an encoder and a head in place. Keeps the moments of Adam from one call of ``run`` to the next."""
 
-    def __init__(
-        self, encoder: Encoder, head: Head, loss: Loss, device: str, learning_rate: float, weight_decay: float
-    ) -> None:
-        self.encoder, self.head, self.loss, self.device = encoder, head, loss, device
+    def __init__(self, encoder: Encoder, head: Head) -> None:
+        self.encoder, self.head, self.device = encoder, head, encoder.bias.device
         self.parameters = [*encoder.parameters(), *head.parameters()]
+        self.loss: Loss = BCE()
         # The default Adam makes several passes over each parameter: more than the rest of a step at a million labels.
-        fused = torch.device(device).type in FUSED_ADAM
-        self.optimizer = torch.optim.Adam(self.parameters, lr=learning_rate, weight_decay=weight_decay, fused=fused)
+        self.optimizer = torch.optim.Adam(self.parameters, fused=self.device.type in FUSED_ADAM)
+
+    def configure(self, loss: Loss, learning_rate: float, weight_decay: float) -> None:
+        """What the next ``run`` minimises, and how."""
+        self.loss = loss
+        for group in self.optimizer.param_groups:
+            group.update(lr=learning_rate, weight_decay=weight_decay)
 
     def run(
         self,
@@ -123,7 +127,7 @@ class Trainer:
     def _give_up(self, good: Snapshot, losses: list[float], where: str) -> None:
         epochs = good.restore()
         kept = f"the weights after epoch {epochs} are kept" if epochs else "the model is as it was before this call"
-        rate = self.optimizer.defaults["lr"]
+        rate = self.optimizer.param_groups[0]["lr"]
         raise TrainingDiverged(
             f"training stopped: the loss is {where}; {kept}. Lower learning_rate (it is {rate}), scale X, or look for a "
             "loss that grows without bound",
