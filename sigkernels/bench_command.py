@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sigkernels import machine_load
 from sigkernels.cli import add_command
 
 STDERR = 2
-NOTHING_SELECTED = 5  # pytest's exit code
+BAD_EXPRESSION, NOTHING_SELECTED = 4, 5  # pytest's exit codes
 REGRESSION = 1
 SUITES_FAILED = 3
 
@@ -44,25 +45,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     suites = find_suites(args.suites)
     report = load_report(suites)
-    if args.tolerance <= 0:
-        raise ValueError(f"--tolerance must be positive, got {args.tolerance}")
-    before = report.read(args.compare)[0] if args.compare else []  # before the long work: it may be refused
-    for package in ("pytest", "pytest_benchmark"):
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(f"the benchmarks need {package}: pip install pytest pytest-benchmark matplotlib")
+    check_arguments(args)
+    before = report.read(args.compare)[0] if args.compare else []
+    make_folder(args.output)
     load = machine_load.at_start()
     if args.require_idle and load.warnings:
         raise ValueError(f"the machine is busy (--require-idle): {' '.join(load.warnings)}")
     for warning in load.warnings:
         print(f"sigkernels bench: warning: {warning}", file=sys.stderr)
-    args.output.mkdir(parents=True, exist_ok=True)
-    files, failed = run_suites(suites, args.output / "suites", args.quick, args.only)
-    if not files:
+    with tempfile.TemporaryDirectory() as folder:
+        files, failed = run_suites(suites, Path(folder), args.quick, args.only)
+        records = [record for file in files for record in report.read(file)[0]]
+    if not records:
         raise ValueError(f"no benchmark ran: is there one whose name contains {args.only!r}? See {suites}")
 
     from sigkernels import env
 
-    records = [record for file in files for record in report.read(file)[0]]
     changes = report.compare(records, before, args.tolerance)
     command = " ".join(["sigkernels", *sys.argv[1:]])
     observed = load.as_dict() | {"warnings": load.warnings}
@@ -78,6 +76,26 @@ def run(args: argparse.Namespace) -> int:
         print(f"sigkernels bench: failed: {', '.join(failed)}; the report holds the others", file=sys.stderr)
         return SUITES_FAILED
     return REGRESSION if any(change.verdict == "slower" for change in changes) else 0
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuses what cannot work before the long work begins."""
+    if not (args.tolerance > 0 and math.isfinite(args.tolerance)):
+        raise ValueError(f"--tolerance must be a positive number, got {args.tolerance}")
+    if args.only is not None and not args.only.strip():
+        raise ValueError("--only must name a suite or a case, got nothing")
+    if args.compare is not None and not args.compare.is_file():
+        raise ValueError(f"--compare must be a file of an earlier run, but {args.compare} is none")
+    for package in ("pytest", "pytest_benchmark"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"the benchmarks need {package}: pip install pytest pytest-benchmark matplotlib")
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output must be a folder that can be written to, got {path} ({error.strerror})") from error
 
 
 def find_suites(given: Path | None) -> Path:
@@ -104,15 +122,13 @@ def run_suites(suites: Path, out: Path, quick: bool, only: str | None) -> tuple[
     """Runs every suite in a process of its own, so that none inherits another's memory or thread settings.
 
     ``only`` chooses suites by name, and where no suite has that name, cases. Returns the files that pytest-benchmark
-    wrote and the names of the suites that failed. The progress goes to stderr.
+    wrote to ``out`` and the names of the suites that failed. The progress goes to stderr.
     """
     names = [path.stem.removeprefix("bench_") for path in sorted(suites.glob("bench_*.py"))]
     if not names:
         raise ValueError(f"there is no bench_*.py in {suites}")
     chosen = [name for name in names if only and only in name] or names
     cases = ["-k", only] if only and chosen == names else []
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
     environment = os.environ | ({"SIGKERNELS_BENCH_QUICK": "1"} if quick else {})
     files, failed = [], []
     for name in tqdm(chosen, unit="suite", disable=None):
@@ -128,6 +144,8 @@ def run_suites(suites: Path, out: Path, quick: bool, only: str | None) -> tuple[
         command += ["-q", "-p", "no:cacheprovider", "-o", "python_files=bench_*.py", *cases]
         command += ["--benchmark-max-time=0.3", "--benchmark-min-rounds=3"] if quick else []
         done = subprocess.run(command, env=environment, stdout=STDERR, check=False)
+        if cases and done.returncode == BAD_EXPRESSION:
+            raise ValueError(f"--only {only!r} is no expression that pytest -k takes; its message is above")
         if done.returncode not in (0, NOTHING_SELECTED):
             failed.append(name)
         if file.exists() and file.stat().st_size:

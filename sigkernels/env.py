@@ -114,6 +114,15 @@ def _waiting(policy: str | None) -> str:
     return f"{setting}: waiting threads spin; on a busy machine that is many times slower: set OMP_WAIT_POLICY=passive"
 
 
+def _forced(name: str, backends: dict[str, str | None]) -> str:
+    supported = ("auto", *backends)
+    if name not in supported:
+        return f"SIGKERNELS_BACKEND={name} is unsupported: every call will fail; use one of {', '.join(supported)}"
+    if backends.get(name) is not None:
+        return f"SIGKERNELS_BACKEND={name} is not available: every call will fail"
+    return f"SIGKERNELS_BACKEND={name}"
+
+
 def render(info: dict[str, Any]) -> str:
     """``collect()`` for people."""
     lines = [f"sigkernels {info['sigkernels']}"]
@@ -143,7 +152,7 @@ def render(info: dict[str, Any]) -> str:
     for name, why_not in info["backends"].items():
         line(name, f"not available: {why_not}" if why_not else "available")
     if info["forced_backend"]:
-        line("forced", f"SIGKERNELS_BACKEND={info['forced_backend']}")
+        line("forced", _forced(info["forced_backend"], info["backends"]))
     return "\n".join(lines)
 
 

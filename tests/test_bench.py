@@ -248,14 +248,27 @@ def test_a_failing_suite_is_reported(suites, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--only", "nothing_like_it"], "no benchmark ran"),
-        (["--tolerance", "0"], "--tolerance must be positive"),
-        (["--compare", "missing.json"], "missing.json"),
+        (["--only", "a and"], "--only 'a and' is no expression that pytest -k takes"),
+        (["--only", " "], "--only must name a suite or a case"),
+        (["--tolerance", "0"], "--tolerance must be a positive number, got 0"),
+        (["--tolerance", "nan"], "--tolerance must be a positive number, got nan"),
+        (["--compare", "missing.json"], "--compare must be a file of an earlier run, but missing.json is none"),
+        (["--compare", "."], "--compare must be a file of an earlier run, but . is none"),
+        (["--output", __file__], "--output must be a folder that can be written to"),
     ],
 )
 def test_refused(suites, tmp_path, arguments, message, capsys):
     assert cli.main(["bench", "--suites", str(suites), "--output", str(tmp_path / "out"), *arguments]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("sigkernels bench: error:") and message in error
+
+
+def test_the_output_folder_keeps_what_it_holds(suites, tmp_path):
+    kept = tmp_path / "out" / "suites" / "mine.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    assert cli.main(["bench", "--suites", str(suites), "--output", str(tmp_path / "out"), "--quick"]) == 0
+    assert kept.read_text() == "mine"
 
 
 def test_no_suites(tmp_path, capsys):

@@ -158,3 +158,6 @@ def test_env_shows_a_forced_backend(monkeypatch, capsys):
     monkeypatch.setenv("SIGKERNELS_BACKEND", "torch")
     assert cli.main(["env"]) == 0
     assert "SIGKERNELS_BACKEND=torch" in capsys.readouterr().out
+    monkeypatch.setenv("SIGKERNELS_BACKEND", "opencl")
+    assert cli.main(["env"]) == 0
+    assert "SIGKERNELS_BACKEND=opencl is unsupported: every call will fail; use one of auto" in capsys.readouterr().out

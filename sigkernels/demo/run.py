@@ -53,12 +53,17 @@ def run_demo(
             raise ValueError(f"--{name} must be at least {least}, got {value}")
     if sets > TEST_EXAMPLES:
         raise ValueError(f"--sets must be at most the {TEST_EXAMPLES} test examples, got {sets}")
+    if width > models.HIDDEN:
+        raise ValueError(f"--width must be at most {models.HIDDEN}, the features of the encoder, got {width}")
     if seed >= 2**32:
         raise ValueError(f"--seed must be below 2**32 = {2**32}, got {seed}")
     backends.forced_name()  # one that is missing is refused now, not after the first training
-    output.parent.mkdir(parents=True, exist_ok=True)
     if output.is_dir():
         raise ValueError(f"--output must be a file, but {output} is a directory")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output: cannot create the folder {output.parent} ({error.strerror})") from error
 
     started = time.perf_counter()
     data = datasets.debian_deps()
