@@ -136,3 +136,23 @@ def test_radii_with_slack_are_those_that_were_published(k, published):
     assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi)
     assert 0.0024 * count < np.count_nonzero(report.radius_lo < published) < 0.054 * count
     assert np.min(report.radius_lo) > 100 * {1: 5.7e-4, 2: 1.3e-7, 3: 4.2e-9}[k]  # the percentile without slack
+
+
+def test_a_ball_between_nearly_parallel_rows_is_found_however_small():
+    """Rows in clusters that differ by 1e-9 … 1e-13: where a ball of radius tol exists the verdict is ARGMAXABLE."""
+    rng = np.random.default_rng(0)
+    late = 0
+    for _ in range(40):
+        n, d = int(rng.integers(3, 10)), int(rng.integers(2, 5))
+        base = rng.standard_normal((max(1, n // 3), d))
+        W = base[rng.integers(0, len(base), n)] + rng.standard_normal((n, d)) * 10.0 ** -rng.integers(9, 14)
+        sets = [np.flatnonzero(rng.random(n) < 0.5).tolist() for _ in range(6)]
+        report = verify(W, sets)
+        assert report.check()
+        thin = np.array([v == "THIN" for v in report.verdicts])
+        assert np.all(report.radius_hi[thin] < 1e-8)
+        late += sum(s in ("thin", "exact ball") for s in report.stage[~thin])
+        closed = verify(W, sets, radius=True)
+        yes = np.array([v in ("THIN", "ARGMAXABLE") for v in closed.verdicts])
+        assert np.all(closed.radius_hi[yes] - closed.radius_lo[yes] <= 1e-6 * closed.radius_hi[yes])
+    assert late >= 1

@@ -4,7 +4,8 @@ Over rows a_i (floating-point numbers scaled by powers of two, so that nothing i
 
     min ‖Σ λ_i a_i‖₁   s.t.   Σ λ_i = 1,  λ ≥ 0.
 
-At 0, λ is an exact Gordan vector: no x has all ``a_i·x > 0``. Above 0, the dual solution is an exact x that has.
+At 0, λ is an exact Gordan vector: no x has all ``a_i·x > 0``. Above 0, the dual solution is an exact x that has. With
+``Σ λ_i‖a_i‖ = 1`` instead the two are the centre and the multipliers of the largest ball in a box.
 The inverse of the basis is kept as integers over one common denominator (Edmonds); floating point only proposes which
 column enters.
 """
@@ -21,11 +22,14 @@ MAX_WIDTH = 64  # columns: the integers grow with the determinant of a (d+1) × 
 
 
 class Alternative(NamedTuple):
-    """Exactly one of the two: a point x [D] with every ``a_i·x > 0``, or multipliers on a support with sum zero."""
+    """A point x [D] with every ``a_i·x > 0``, or None and multipliers on a support with sum zero.
+
+    Beside a point the multipliers are those of the largest least margin, which that point has.
+    """
 
     point: list[Fraction] | None
-    support: ndarray | None
-    multipliers: list[Fraction] | None
+    support: ndarray
+    multipliers: list[Fraction]
 
 
 def integer_row(row: ndarray) -> tuple[list[int], int]:
@@ -38,13 +42,19 @@ def integer_row(row: ndarray) -> tuple[list[int], int]:
 
 
 class _Simplex:
-    """Columns ``(a_i, 1)`` for the rows, u_j and v_j for the residual; row i is scaled to a maximum in [½, 1)."""
+    """Columns ``(a_i, weight_i)`` for the rows, u_j and v_j for the residual.
 
-    def __init__(self, signed: ndarray, order: ndarray):
+    Without weights, a row counts by the power of two that is just above its largest entry.
+    """
+
+    def __init__(self, signed: ndarray, order: ndarray, weights: ndarray | None = None):
         self.signed = signed
         self.width = w = signed.shape[1]
         self.exponent = np.frexp(np.max(np.abs(signed), axis=1))[1]
+        self.weights = np.ldexp(1.0, self.exponent) if weights is None else weights
         self.scaled = np.ldexp(signed, -self.exponent[:, None])  # for proposals only: may underflow
+        self.scaled_weights = np.ldexp(self.weights, -self.exponent)
+        self.exponents: dict[int, int] = {}
         self.integers: dict[int, list[int]] = {}  # column i times a power of two, [width + 1]
         self.pool = order[: 2 * w + 10].tolist()  # the columns that are priced at each step
         start = self.pool[0]
@@ -62,10 +72,9 @@ class _Simplex:
         self.denominator = first[w]
 
     def column(self, i: int) -> list[int]:
-        """``(a_i, 1)`` times the power of two that makes it integer [width + 1]."""
+        """``(a_i, weight_i)`` times the power of two that makes it integer [width + 1]."""
         if i not in self.integers:
-            ints, e = integer_row(self.signed[i])
-            self.integers[i] = [*ints, 1 << (int(self.exponent[i]) - e)]
+            self.integers[i], self.exponents[i] = integer_row(np.append(self.signed[i], self.weights[i]))
         return self.integers[i]
 
     def prices(self) -> list[int]:
@@ -78,7 +87,7 @@ class _Simplex:
         return out
 
     def improves(self, prices: list[int], i: int) -> bool:
-        """Whether λ_i lowers the objective: ``π·(a_i, 1) > 0``."""
+        """Whether λ_i lowers the objective: ``π·(a_i, weight_i) > 0``."""
         return sum(p * a for p, a in zip(prices, self.column(i), strict=True)) > 0
 
     def entering(self, prices: list[int], lowest: bool) -> int | None:
@@ -93,7 +102,7 @@ class _Simplex:
         else:
             scale = max(map(abs, prices)) or 1
             proposal = np.array([p / scale for p in prices])
-            score = self.scaled @ proposal[:w] + proposal[w]
+            score = self.scaled @ proposal[:w] + self.scaled_weights * proposal[w]
             for everything in (False, True):
                 among = np.arange(len(score)) if everything else np.array(self.pool)
                 # Whatever floating point does not clearly rule out is tried exactly, best first.
@@ -150,34 +159,40 @@ class _Simplex:
     def _number(self, column: int) -> int:
         return column if column >= 0 else len(self.signed) - 1 - column
 
+    def multipliers(self) -> tuple[ndarray, list[Fraction]]:
+        """The rows in the basis and their multipliers, those that are not zero."""
+        w = self.width
+        chosen = sorted((b, self.inverse[r][w]) for r, b in enumerate(self.basis) if b >= 0 and self.inverse[r][w])
+        # Column i holds integers r with a_i = r·2^e: λ_i of the integers is λ_i·2^-e of the row itself.
+        values = [Fraction(v, self.denominator) * Fraction(2) ** -self.exponents[b] for b, v in chosen]
+        return np.array([b for b, _ in chosen], dtype=np.int64), values
+
     def solve(self, limit: int) -> Alternative | None:
         """Pivot until the answer is exact; None when the limit is reached first."""
         w = self.width
         degenerate = 0
         for _ in range(limit):
             if all(b >= 0 or self.inverse[r][w] == 0 for r, b in enumerate(self.basis)):
-                chosen = sorted((b, self.inverse[r][w]) for r, b in enumerate(self.basis) if b >= 0)
-                chosen = [(b, v) for b, v in chosen if v]
-                # Column i holds integers r with a_i = r·2^e: λ_i of the integers is λ_i·2^-e of the row itself.
-                exponents = {b: integer_row(self.signed[b])[1] for b, _ in chosen}
-                multipliers = [Fraction(v, self.denominator) * Fraction(2) ** -exponents[b] for b, v in chosen]
-                return Alternative(None, np.array([b for b, _ in chosen], dtype=np.int64), multipliers)
+                return Alternative(None, *self.multipliers())
             prices = self.prices()
             lowest = degenerate > 2 * w  # Bland's rule ends any cycle
             column = self.entering(prices, lowest)
             if column is None:
-                return Alternative([Fraction(-p, self.denominator) for p in prices[:-1]], None, None)
+                return Alternative([Fraction(-p, self.denominator) for p in prices[:-1]], *self.multipliers())
             degenerate = degenerate + 1 if self.pivot(column, lowest) else 0
         return None
 
 
-def gordan_alternative(signed: ndarray, hint: ndarray | None = None) -> Alternative | None:
+def gordan_alternative(
+    signed: ndarray, hint: ndarray | None = None, norms: ndarray | None = None
+) -> Alternative | None:
     """Decide the signed rows ``y_i w_i`` [n, D] exactly, or None when that would take too long.
 
     ``hint`` [n]: margins at some point. The rows with the smallest are tried first. No row may be zero.
+    ``norms`` [n]: the point is then the centre of the largest ball in the box ``|x_j| ≤ 1``.
     """
     width = signed.shape[1]
     if width > MAX_WIDTH:
         return None
     order = np.arange(len(signed)) if hint is None else np.argsort(hint, kind="stable")
-    return _Simplex(signed, order).solve(60 * width + 400)
+    return _Simplex(signed, order, norms).solve(60 * width + 400)

@@ -65,6 +65,10 @@ class Ledger:
         """Whether the two bounds on the radius of set i agree."""
         return bool(self.hi[i] - self.lo[i] <= CLOSED * abs(self.hi[i]))
 
+    def is_done(self, i: int) -> bool:
+        """Whether the bounds of set i are as close as is asked for now."""
+        return self.is_closed(i) if self.target == math.inf else self.is_settled(i)
+
     def closed(self) -> ndarray:
         """The sets whose bounds agree [m]."""
         with np.errstate(invalid="ignore"):

@@ -120,6 +120,8 @@ def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable
     yield stage("radius", lambda which: solver_stages.interior_points(ledger, which, xp))
     if np.any(wanted & ~ledger.closed()):
         yield stage("radius lp", lambda which: solver_stages.linear_programs(ledger, which, executor))
+    if np.any(ledger.yes & ~ledger.closed()):
+        yield stage("radius exact", lambda which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
 
 
 def _stages(question: Question, xp: Any, single: bool, executor: Executor | None) -> Iterable[_Stage]:
@@ -151,17 +153,21 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
     if single:
         yield _Stage("newton float32", screen(search, single=True))
     yield _Stage("newton", screen(search))
-    yield _Stage(
-        "lp", lambda ledger, which: solver_stages.linear_programs(ledger, _worth_a_program(ledger, which), executor)
-    )
+
+    def programs(ledger: Ledger, which: np.ndarray) -> None:
+        solver_stages.linear_programs(ledger, which, executor)
+
+    yield _Stage("lp", lambda ledger, which: programs(ledger, which[~ledger.yes[which]]))
     if question.k < 0:
         yield _Stage("exact", lambda ledger, which: solver_stages.exact_alternatives(ledger, which, executor))
+    yield _Stage("thin", lambda ledger, which: programs(ledger, _worth_a_program(ledger, which)))
+    yield _Stage("exact ball", lambda ledger, which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
 
 
 def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:
-    """Thin regions of a large DFT are beyond HiGHS: a set that is already proved argmaxable stays with that proof."""
+    """Sets with a witness in too small a ball, but not those of a large DFT: such regions are beyond HiGHS."""
     large_dft = ledger.question.k >= 0 and ledger.question.n * ledger.question.d > lp.SMALL
-    return which[~ledger.yes[which]] if large_dft else which
+    return which[:0] if large_dft else which[ledger.yes[which]]
 
 
 def _closed_form(ledger: Ledger, which: np.ndarray) -> None:

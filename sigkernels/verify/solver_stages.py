@@ -19,6 +19,7 @@ from .lp import polish, programs
 from .refine import vertices
 from .threads import one_blas_thread
 
+BALL_WIDTH = 16  # columns up to which the exact largest ball is worth its time
 WHOLE_WIDTH = 64  # columns of a DFT from which the interior-point method on all rows beats linear programs on few
 
 
@@ -76,8 +77,19 @@ def _refine(ledger: Ledger, i: int, x: ndarray, support: ndarray) -> None:
         ledger.offer(i, Certificate("witness", witness=vertex.point))
         if all(m > 0 for m in vertex.multipliers):
             ledger.offer(i, Certificate("dual", support=tight, multipliers=vertex.multipliers))
-        if ledger.is_closed(i):
+        if ledger.is_done(i):
             return
+
+
+def _corner(slope: ndarray, tight: int, box: float) -> ndarray:
+    """A point [d] at the edges of the box that the multipliers point to, 0 in the coordinates they leave free.
+
+    In thin regions a solver's own point may lie on the wrong side of all rows. With ``tight`` rows ``tight - 1``
+    coordinates are free: those in which the weighted rows, whose sum is ``slope`` [d], cancel best.
+    """
+    x = np.sign(slope) * box
+    x[np.argsort(np.abs(slope), kind="stable")[: tight - 1]] = 0.0
+    return x
 
 
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
@@ -110,11 +122,15 @@ def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -
     shared = (mine.rows, mine.offset, ledger.question.box)
     for i, answers in _spread(executor, _solve_programs, shared, mine.items(ledger, which)):
         for answer in answers:
-            if not ledger.is_closed(i):
+            if not ledger.is_done(i):
                 mine.offer(ledger, i, *answer)
-        for x, support, _ in answers:
-            if ledger.target == np.inf and not ledger.is_closed(i):
+        for x, support, multipliers in answers:
+            if ledger.yes[i] and not ledger.is_done(i):
                 _refine(ledger, i, x, mine.labels[support])
+            if ledger.yes[i] and not ledger.is_done(i):
+                sign = np.where(np.isin(mine.labels[support], ledger.sets[i]), 1.0, -1.0)
+                slope = (sign * multipliers) @ mine.rows[support]
+                _refine(ledger, i, _corner(slope, len(support), ledger.question.box), mine.labels[support])
 
 
 def _solve_exactly(
@@ -143,7 +159,7 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
     for i, answer in _spread(executor, _solve_exactly, (question.matrix, question.bias), items):
         if answer is None:
             continue
-        if answer.multipliers is not None:
+        if answer.point is None:
             kept = answer.support < question.n
             multipliers = np.array([m for m, k in zip(answer.multipliers, kept, strict=True) if k], dtype=object)
             ledger.offer(i, Certificate("gordan", support=answer.support[kept], multipliers=multipliers))
@@ -160,3 +176,22 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
             rounded = np.full(question.d, np.inf)  # proves nothing
         if not ledger.offer(i, Certificate("witness", witness=rounded)):
             ledger.offer(i, Certificate("witness", witness=np.array(point, dtype=object)))
+
+
+def exact_balls(ledger: Ledger, which: ndarray) -> None:
+    """Offer the exact largest ball of each set, where rows are so nearly parallel that no float64 solver finds it."""
+    question = ledger.question
+    if question.bias is not None or question.k >= 0 or question.d > BALL_WIDTH or question.zero_rows.size:
+        return
+    for i in which.tolist():
+        y = np.full(question.n, -1.0)
+        y[ledger.sets[i]] = 1.0
+        x = ledger.point(i)
+        hint = None if x is None else y * (question.matrix @ x)
+        answer = gordan_alternative(y[:, None] * question.matrix, hint, question.norms[1])
+        if answer is None or answer.point is None:
+            continue
+        point = [v * Fraction(question.box) for v in answer.point]
+        ledger.offer(i, Certificate("witness", witness=np.array(point, dtype=object)))
+        multipliers = np.array(answer.multipliers, dtype=object)
+        ledger.offer(i, Certificate("dual", support=answer.support, multipliers=multipliers))

@@ -182,10 +182,15 @@ def _exact_witness(question: Question, active: ndarray, x: ndarray) -> tuple[flo
     margins[active] = logits[active]
     margins -= error
     settled &= margins > np.maximum(4 * error, 1e-200)
+    # Bounds on the radius from the settled rows, lowest first: exact sums go on until no row can lie below.
+    bounds = np.full(question.n, -math.inf)
+    bounds[settled] = _quotients(margins[settled], high[settled])
     lowest: Fraction | None = None
-    if settled.any():
-        lowest = Fraction(_down(float(np.min(_quotients(margins[settled], high[settled]))))) * scale
-    for i in np.flatnonzero(~settled).tolist():
+    for i in np.argsort(bounds, kind="stable").tolist():
+        if settled[i]:
+            bound = Fraction(_down(float(bounds[i]))) * scale
+            if lowest is not None and bound >= lowest:
+                break
         logit = sum((Fraction(float(w)) * v for w, v in zip(question.weight[i], x, strict=True)), Fraction(0))
         if question.bias is not None:
             logit += Fraction(float(question.bias[i]))
