@@ -34,7 +34,8 @@ class DFTHead(Head):
         slack: learnable columns beside the DFT.
         init_prior: start with every label at probability ``k/n`` (see ``init_prior()``).
         process_group: keep only a range of the labels on each rank of this ``torch.distributed`` group. All ranks
-            call every verb with the same batch and get the same results; ``slack_weight`` holds the own labels.
+            call every verb with the same batch and get the same results (``check_batches = True`` compares the batches);
+            ``slack_weight`` holds the own labels. Clip gradients with ``sigkernels.clip_grad_norm_``.
             ``state_dict`` and ``weight_matrix`` gather the whole layer, and a state dict loads on any number of ranks.
     """
 
@@ -65,7 +66,8 @@ class DFTHead(Head):
         self.proj = nn.Linear(in_features, width, device=device, dtype=dtype)
         self.shard = None if process_group is None else LabelShard(num_labels, process_group)
         rows = num_labels if self.shard is None else self.shard.stop - self.shard.start
-        self.slack_weight = nn.Parameter(torch.empty(rows, slack, device=device, dtype=dtype))
+        empty = torch.empty(rows, slack, device=device, dtype=dtype)
+        self.slack_weight = nn.Parameter(empty, requires_grad=slack > 0)  # FSDP fails on gradients without entries
         self._starts_at_prior = init_prior
         self.reset_parameters()
 

@@ -103,6 +103,16 @@ def test_every_verb_fires_hooks(make):
         assert seen == ["before", "after"]
 
 
+def test_module_compile_covers_every_verb():
+    torch._dynamo.reset()
+    head, h, sets = HEADS["dft"](), torch.randn(4, 24), random_sets(4, 60)
+    want = (head(h), head(h, sets), *head.topk(h, 3), head.predict(h))
+    head.compile(backend="eager")
+    assert head.predict(h) == want[-1]
+    for ours, eager in zip((head(h), head(h, sets), *head.topk(h, 3)), want, strict=False):
+        assert torch.equal(ours, eager)
+
+
 REPARAMETRIZATIONS = {
     "prune": lambda head, name: nn.utils.prune.l1_unstructured(head, name, 0.5),
     "old weight_norm": lambda head, name: nn.utils.weight_norm(head, name),

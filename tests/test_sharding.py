@@ -118,6 +118,8 @@ def _check_distributed_tensors(h, sets):
         model = fully_shard(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), make()), mesh=mesh)
         with pytest.raises(TypeError, match=r"weight is a DTensor.*inside the forward of the module"):
             model[1].loss(h, sets)
+    fully_shard(bare := sk.DFTHead(WIDTH, N, K), mesh=mesh)(h, sets).backward()
+    assert bare.proj.weight.grad is not None
     spread = distribute_tensor(torch.randn(N, WIDTH), mesh, [Shard(0)])
     with pytest.raises(TypeError, match=r"^weight is a DTensor.*full_tensor"):
         sk.functional.linear_loss(h, spread, sets)
