@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,24 @@ def test_env_says_when_the_extension_was_not_built():
     assert "pip install . in the source tree" in done.stdout and "reinstall sigkernels" not in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["cpu"] and "available" in line]
     assert "not available" in line
+
+
+@pytest.mark.parametrize(("forced", "count"), [("", 1), ("torch", 0)])
+def test_missing_kernels_are_warned_about_once_and_where_nobody_chose_torch(forced, count):
+    block = (
+        "import sys, warnings; sys.modules['sigkernels._C'] = None\n"
+        "import torch, sigkernels as sk\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    for _ in range(3):\n"
+        "        sk.functional.linear_loss(torch.randn(2, 3), torch.randn(5, 3), [[0], [1]])\n"
+        "print(*[str(w.message) for w in seen if 'plain torch' in str(w.message)], sep='\\n')"
+    )
+    environment = os.environ | {"SIGKERNELS_BACKEND": forced}
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) == count and all("pip install . in the source tree" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from . import missing_kernels
 from .interface import Backend, LossResult
 
 __all__ = [
@@ -90,6 +91,8 @@ def select(x: Tensor, loss: Any = None) -> str:
         module = by_name(name)
         if module.available() is None and (loss is None or module.supports(loss) is None):
             return name
+    if x.device.type == "cpu" and (reason := by_name("cpu").available()) is not None:
+        missing_kernels.warn_once(reason)
     return "torch"
 
 
