@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
+from .label_forms import is_set
 from .labels import LabelSets
 from .validation import check_int
 
@@ -32,7 +33,10 @@ def alternations(y: Any) -> ndarray:
             for label in (0, y.num_labels - 1)
         ]
         return (2 * y.runs() - (ends[0] != ends[1]).to(torch.int64)).cpu().numpy()
-    active = np.asarray(y) > 0
+    signs = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
+    if signs.dtype.kind not in "biuf":
+        raise TypeError(f"y must hold signs, zeros and ones or booleans, got dtype {signs.dtype}")
+    active = signs > 0
     if active.ndim < 1:
         raise ValueError(f"y must be a vector or an array of vectors [..., n], got shape {active.shape}")
     return np.sum(active[..., 1:] != active[..., :-1], axis=-1)
@@ -43,7 +47,7 @@ def runs(sets: Any, n: int) -> ndarray:
 
     Label n-1 is a neighbour of label 0. The full set has no end and counts 0.
     """
-    return _label_sets(sets, n).runs().cpu().numpy()
+    return LabelSets.of(sets, check_int("n", n, 1), name="sets").runs().cpu().numpy()
 
 
 def count_argmaxable(n: int, d: int, bias: bool = False) -> int:
@@ -72,25 +76,15 @@ def dft_witness(labels: Any, n: int, k: int) -> ndarray:
     from .verify.witness import notch_polynomial
 
     _check_degree(n, k)
-    if isinstance(labels, (set, frozenset)):
-        labels = sorted(labels)
-    if isinstance(labels, LabelSets) or (len(labels) and np.ndim(labels[0]) > 0):
+    if not is_set(labels):
+        raise TypeError(f"labels must be one set, like [3, 17, 18], got {labels!r}; write [{labels!r}] for one label")
+    if isinstance(labels, LabelSets) or any(is_set(label) for label in labels):
         raise ValueError("labels must be one set, like [3, 17, 18]; call dft_witness once per set")
-    one = _label_sets([labels], n)
+    one = LabelSets.from_lists([labels], n)
     count = int(one.runs()[0])
     if count > k:
         raise ValueError(f"labels form {count} runs, and k = {k} columns reach at most {k}: use a larger k")
     return notch_polynomial(one.indices.cpu().numpy(), n, k)
-
-
-def _label_sets(sets: Any, n: int) -> LabelSets:
-    from .verify.inputs import as_label_sets
-
-    if isinstance(sets, LabelSets):
-        if sets.num_labels != n:
-            raise ValueError(f"sets are over {sets.num_labels} labels, but n = {n}")
-        return sets
-    return as_label_sets(sets, check_int("n", n, 1))
 
 
 def _check_degree(n: int, k: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,22 +44,18 @@ class Suggestion:
         return "\n".join([*lines, *(f"  - {reason}" for reason in self.reasons)])
 
 
-def suggest(label_sets: LabelSets, sample: int = 64, seed: int = 0) -> Suggestion:
+def suggest(label_sets: Any, sample: int = 64, seed: int = 0) -> Suggestion:
     """``k`` and ``slack`` of a DFTHead for these label sets, with the reasoning.
 
     Args:
-        label_sets: the label sets of the training examples.
+        label_sets: the label sets of the training examples: LabelSets, a 0/1 array or a sparse matrix ``[N, n]``.
         sample: how many of them the radius is estimated on; 0 for none.
         seed: of the sample and of the weights that the radius is estimated with.
     """
-    if not isinstance(label_sets, LabelSets):
-        raise TypeError(
-            f"label_sets must be LabelSets, got {type(label_sets).__name__}; "
-            "use LabelSets.from_lists, from_dense or from_csr"
-        )
+    label_sets = LabelSets.of(label_sets)
     if len(label_sets) == 0:
         raise ValueError("label_sets is empty: there is nothing to learn k and slack from")
-    sample = check_int("sample", sample, 0)
+    sample, seed = check_int("sample", sample, 0), check_int("seed", seed, 0)
     label_sets = label_sets.to("cpu")
     n, k, slack = label_sets.num_labels, suggest_k(label_sets), suggest_slack(label_sets)
     sizes = label_sets.sizes.numpy()

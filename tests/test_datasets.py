@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sigkernels import datasets
+from sigkernels import LabelSets, datasets
 
 BUILDER = Path(__file__).resolve().parent.parent / "bench" / "data" / "build_debian_deps.py"
 
@@ -217,3 +217,33 @@ def test_synthetic_smallest():
 def test_synthetic_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         datasets.synthetic(**arguments)
+
+
+def two_rows(**names) -> datasets.SparseDataset:
+    sets = LabelSets.from_lists([[0], [1]], 3)
+    return datasets.SparseDataset(sets, sets, **names)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: datasets.synthetic(50.0, 3), TypeError, "n must be a whole number, got 50.0"),
+        (lambda: datasets.synthetic(50, "3"), TypeError, "k must be a whole number, got '3'"),
+        (lambda: datasets.synthetic(50, 3, zipf=None), TypeError, "zipf must be a number, got None"),
+        (lambda: two_rows().split(1.5), ValueError, "test must be a share between 0.0 and 1.0.*got 1.5"),
+        (lambda: two_rows().split("1"), TypeError, "test must be a whole number, got '1'"),
+        (lambda: two_rows(names=np.array(["a"])), ValueError, r"names must have shape \[2\].*got \[1\]"),
+        (lambda: two_rows(label_names=np.array(["a"])), ValueError, r"label_names must have shape \[3\]"),
+        (lambda: datasets.SparseDataset([[0]], [[0]]), TypeError, "features must be LabelSets, got list"),
+        (lambda: datasets.debian_deps(__file__), ValueError, r"test_datasets.py is no .npz file.*build_debian_deps"),
+    ],
+)
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_split_by_a_share():
+    data = two_rows(names=np.array(["a", "b"]))
+    assert [len(part) for part in data.split(0.2)] == [1, 1]
+    assert data.split(0.5)[1].names.tolist() == data.split(1)[1].names.tolist()

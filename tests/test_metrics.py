@@ -276,9 +276,7 @@ def test_straight_from_a_head():
             "NaN",
         ),
         (
-            lambda: metrics.ThresholdAveraging(5).update(
-                torch.zeros(1, 3), torch.zeros(1, 2, dtype=torch.int64), [[1]]
-            ),
+            lambda: metrics.ThresholdAveraging(5).update(torch.zeros(1, 3), torch.tensor([[0, 1]]), [[1]]),
             "values must be",
         ),
         (lambda: metrics.MeanAveragePrecision(5).bin(torch.zeros(1)), "has no bins"),
@@ -286,6 +284,22 @@ def test_straight_from_a_head():
         (lambda: metrics.F1Metrics(5).compute(), "nothing to compute"),
         (lambda: metrics.F1Metrics(5).merge(metrics.F1Metrics(6)), "same settings"),
         (lambda: metrics.propensities(torch.ones(3), 2), "num_points"),
+        (lambda: metrics.propensities(torch.tensor([1, -2]), 9), "counts must lie in 0 … .*got -2 for label 1"),
+        (lambda: metrics.propensities(torch.tensor([1, math.nan]), 9), "got nan for label 1"),
+        (lambda: metrics.propensities(torch.ones(3, 1), 9), r"shape \[n\], got torch.float32 of shape \(3, 1\)"),
+        (lambda: metrics.propensities(torch.ones(3), 9, b=-1), "a and b must be positive"),
+        (
+            lambda: metrics.RankingMetrics(9, m=(3,)).update(torch.tensor([[2, 4, 2]]), [[2]]),
+            "top holds label 2 more than once in row 0",
+        ),
+        (lambda: metrics.RankingMetrics(9, m=(1,)).update([[1]], [[2]]), "top must be an integer tensor.*got list"),
+        (lambda: metrics.F1Metrics(9).update([[9]], [[2]]), "label 9 in row 0 is out of range"),
+        (lambda: metrics.F1Metrics(9).update([[1]], [[2], [3]]), "targets hold 2 label sets for 1 rows"),
+        (lambda: metrics.F1Metrics(9).update(torch.full((1, 9), 0.5), [[2]]), "predicted holds 0.5.*predicted > 0.5"),
+        (
+            lambda: metrics.ThresholdAveraging(9).update(torch.tensor([[0.1, 0.7]]), torch.tensor([[1, 2]]), [[2]]),
+            "values of row 0 are not in descending order",
+        ),
     ],
 )
 def test_bad_input(call, words):

@@ -130,10 +130,12 @@ def test_accepted_forms():
         (lambda: signs.is_argmaxable_dft([[1]], 4, 2), ValueError, "2k\\+1 ≤ n"),
         (lambda: signs.is_argmaxable_dft([[1]], 4, -1), ValueError, "k must be at least 0"),
         (lambda: signs.is_argmaxable_dft([[7]], 4, 1), ValueError, "out of range"),
-        (lambda: signs.runs(sk.LabelSets.from_lists([[1]], 5), 4), ValueError, "over 5 labels"),
+        (lambda: signs.runs(sk.LabelSets.from_lists([[1]], 5), 4), ValueError, "num_labels = 5, but 4 labels"),
         (lambda: signs.dft_witness([0, 2, 4], 9, 2), ValueError, "3 runs"),
         (lambda: signs.dft_witness([[0, 2]], 9, 2), ValueError, "one set"),
         (lambda: signs.dft_witness([11], 9, 2), ValueError, "out of range"),
+        (lambda: signs.dft_witness(3, 9, 2), TypeError, r"one set, like \[3, 17, 18\], got 3; write \[3\]"),
+        (lambda: signs.alternations("ab"), TypeError, "y must hold signs"),
     ],
 )
 def test_bad_input(call, error, message):

@@ -78,8 +78,10 @@ def test_it_leaves_the_global_generators_alone():
 
 
 def test_bad_input():
-    with pytest.raises(TypeError, match="label_sets must be LabelSets, got list"):
+    with pytest.raises(TypeError, match=r"label_sets holds lists.*use LabelSets.from_lists"):
         sk.suggest([[1, 2]])
+    with pytest.raises(TypeError, match=r"label_sets must be LabelSets, .*got int"):
+        sk.suggest(3)
     with pytest.raises(ValueError, match="label_sets is empty"):
         sk.suggest(sets())
     with pytest.raises(ValueError, match="sample must be at least 0, got -1"):
@@ -98,3 +100,10 @@ def test_radius_is_below_the_true_one():
     matrix = torch.cat([head.weight_matrix()[:, : 2 * found.k + 1], slack.detach()], 1)
     radius = sk.verify(matrix, labels, radius=True).radius_hi
     assert found.radius[1] <= radius.min() + 1e-9 and found.radius[50] <= np.median(radius) + 1e-9
+
+
+def test_label_sets_in_any_form():
+    given = sets([1], [2, 3])
+    assert (
+        sk.suggest(given.to_dense(), sample=0) == sk.suggest(given.to_scipy(), sample=0) == sk.suggest(given, sample=0)
+    )

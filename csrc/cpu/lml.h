@@ -17,7 +17,7 @@ struct LmlJob {
     LmlStep step = LmlStep::solve;
     int64_t n = 0, k = 0;
     double* nu = nullptr;           // [B]
-    double* slope = nullptr;        // [B]: sum of h
+    double* slope = nullptr;        // [B]: sum of h; its logarithm, which is negative, where it underflows
     const double* total = nullptr;  // [B]
 };
 

@@ -19,7 +19,9 @@ struct LmlRow {
     // Newton squares the error (the slope of log P - log Q lies in [1/2, 2]), so the step below this one is the last.
     static constexpr double kLastStep = sizeof(C) == 4 ? 1e-4 : 1e-8;
     static constexpr double kEps = sizeof(C) == 4 ? 1.2e-7 : 2.3e-16;
-    static constexpr int kMaxSweeps = 200;
+    static constexpr int kMaxSweeps = 2500;  // bisection over all exponents of a double
+    // Sums of r below this one are as good as underflowed; the closed form is exact to the last digit there.
+    static constexpr double kTiny = sizeof(C) == 4 ? 1e-30 : 1e-290;
 
     // sigma around a logit: big = sigma(|t|), r = sigma(-|t|), above: t > 0
     struct At {
@@ -149,13 +151,37 @@ struct LmlRow {
         return r;
     }
 
-    static double root(const C* z, int64_t n, int64_t k) {
+    struct Root {
+        double nu;
+        double log_slope = 0;  // negative where the sum of h underflows
+    };
+
+    // Where k logits lie so far above the others that every r underflows, sigma is an exponential on both sides, and
+    // P = Q has a closed form: nu = (logsumexp of -z above - logsumexp of z below) / 2.
+    static Root far_apart(const C* z, int64_t n, double nu) {
+        double least = __builtin_inf(), most = -__builtin_inf();  // the finite logits next to the gap
+        for (int64_t i = 0; i < n; ++i) {
+            const double v = z[i];
+            if (v + nu > 0 ? v < least : false) least = v;
+            if (v + nu > 0 ? false : v > most) most = v;
+        }
+        double above = 0, below = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            const double v = z[i];
+            (v + nu > 0 ? above : below) += __builtin_exp(v + nu > 0 ? least - v : v - most);
+        }
+        const double log_above = __builtin_log(above) - least, log_below = __builtin_log(below) + most;
+        return {log_above / 2 - log_below / 2, log_above / 2 + log_below / 2 + __builtin_log(2.0)};
+    }
+
+    static Root root(const C* z, int64_t n, int64_t k) {
         const Range r = range(z, n);
-        if (r.nan) return __builtin_nan("");
         const int64_t need = k - r.plus_inf;
+        // More logits at +inf than k, or fewer than k above -inf: no y satisfies that.
+        if (r.nan || need < 0 || need > r.finite) return {__builtin_nan("")};
         const double limit = sizeof(C) == 4 ? 1.7e38 : 8.9e307;
-        if (need <= 0) return -limit;  // the labels at +inf are already k or more: no other is chosen
-        if (need >= r.finite) return limit;
+        if (need == 0) return {-limit};  // the labels at +inf are all that are chosen
+        if (need == r.finite) return {limit};
         const double prior = __builtin_log(static_cast<double>(need) / static_cast<double>(r.finite - need));
         double lo = prior - r.max, hi = prior - r.min, nu = lo;
         double step_1 = hi - lo + 1, step_2 = step_1;  // sizes of the last step and of the one before
@@ -163,6 +189,7 @@ struct LmlRow {
             const Sums s = sweep<false>(z, n, nu, nullptr);
             const double excess = static_cast<double>(s.count - k);
             const double p = s.below + (excess > 0 ? excess : 0), q = s.above + (excess < 0 ? -excess : 0);
+            if (excess == 0 && p < kTiny && q < kTiny) return far_apart(z, n, nu);
             if (p == q) break;
             (p < q ? lo : hi) = nu;
             double step = -__builtin_log(p / q) / (s.h_below / p + s.h_above / q);
@@ -175,17 +202,19 @@ struct LmlRow {
             if (newton && step_1 <= kLastStep) break;
             if (hi - lo <= kEps * 1e-3 * __builtin_fabs(nu)) break;
         }
-        return nu;
+        return {nu};
     }
 
     static void run(const LmlJob& job, int64_t row, const C* z, const C* grad, C* out) {
         const int64_t n = job.n;
         if (job.step == LmlStep::solve || job.step == LmlStep::project) {
-            const double nu = job.nu[row] = root(z, n, job.k);
+            const Root found = root(z, n, job.k);
+            const double nu = job.nu[row] = found.nu;
             const Sums s = job.step == LmlStep::project ? sweep<true>(z, n, nu, out) : sweep<false>(z, n, nu, nullptr);
-            job.slope[row] = nu == nu ? s.h_below + s.h_above : nu;
+            job.slope[row] = nu == nu ? (found.log_slope < 0 ? found.log_slope : s.h_below + s.h_above) : nu;
             return;
         }
+        if (job.slope[row] < 0) return run_far_apart(job, row, z, grad, out);
         const Shift shift(job.nu[row]);
         const double slope = job.slope[row];
         if (job.step == LmlStep::spread) {
@@ -216,6 +245,21 @@ struct LmlRow {
             });
         const C mean = static_cast<C>(slope > 0 || slope != slope ? weighted / slope : 0);
         for (int64_t i = 0; i < n; ++i) out[i] *= grad[i] - mean;
+    }
+    // The same in logarithms: h = exp(-|t|), and h / sum(h) is a softmax.
+    static void run_far_apart(const LmlJob& job, int64_t row, const C* z, const C* grad, C* out) {
+        const double nu = job.nu[row], log_slope = job.slope[row];
+        const auto size = [&](int64_t i) { return __builtin_fabs(static_cast<double>(z[i]) + nu); };
+        if (job.step == LmlStep::spread) {
+            for (int64_t i = 0; i < job.n; ++i)
+                out[i] = static_cast<C>(job.total[row] * __builtin_exp(-size(i) - log_slope));
+            return;
+        }
+        double mean = 0;
+        for (int64_t i = 0; i < job.n; ++i)
+            mean += __builtin_exp(-size(i) - log_slope) * static_cast<double>(grad[i]);
+        for (int64_t i = 0; i < job.n; ++i)
+            out[i] = static_cast<C>(__builtin_exp(-size(i)) * (static_cast<double>(grad[i]) - mean));
     }
     static SK_INLINE V part_of(const C* p, int count) {
         C tail[L];

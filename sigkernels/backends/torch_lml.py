@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .interface import sum_dtype
 
-_MAX_SWEEPS = 200  # bisection alone needs fewer: log2(range / precision)
+_MAX_SWEEPS = 2500  # bisection alone needs fewer: log2(range / precision)
 _BLOCK = 2**20  # elements that are worked on at a time
 _STEP_TOL = {True: 1e-8, False: 1e-4}  # by "is float64": Newton squares the error, so this step is the last
 
@@ -23,7 +23,13 @@ class Root(NamedTuple):
     """The solution of a row."""
 
     nu: Tensor  # [B]: Σ σ(z + nu) = k
-    slope: Tensor  # [B]: Σ h at nu, with h = σ(z + nu)·σ(-z - nu)
+    # [B]: Σ h at nu, with h = σ(z + nu)·σ(-z - nu); its logarithm, which is negative, where it underflows
+    slope: Tensor
+
+
+def spread_at(t: Tensor, h: Tensor, slope: Tensor, total: Tensor) -> Tensor:
+    """``h / Σ h`` times total at t = z + ν; 0 where every h is 0."""
+    return torch.where(slope < 0, torch.exp(-t.abs() - slope) * total, h * _ratio(total, slope))
 
 
 def solve(z: Tensor, k: int) -> Root:
@@ -33,8 +39,8 @@ def solve(z: Tensor, k: int) -> Root:
     slope = torch.empty_like(nu)
     for rows in _blocks(z):
         block = z[rows].to(wide)
-        nu[rows] = _solve(block, k, _STEP_TOL[wide == torch.float64])
-        slope[rows] = _h(block, nu[rows]).sum(1)
+        nu[rows], log_slope = _solve(block, k, _STEP_TOL[wide == torch.float64])
+        slope[rows] = torch.where(log_slope < 0, log_slope, _h(block + nu[rows, None]).sum(1))
     return Root(nu, slope)
 
 
@@ -51,9 +57,11 @@ def pullback(grad: Tensor, z: Tensor, root: Root) -> Tensor:
     """``h ∘ (grad - E[grad])`` with ``E[g] = Σ h g / Σ h``; zero where every h underflows."""
     out = torch.empty_like(z, memory_format=torch.contiguous_format)
     for rows in _blocks(z):
-        h = _h(z[rows].to(root.nu.dtype), root.nu[rows])
-        g = grad[rows].to(h.dtype)
-        mean = _ratio((h * g).sum(1), root.slope[rows])
+        t = z[rows].to(root.nu.dtype) + root.nu[rows, None]
+        g = grad[rows].to(t.dtype)
+        h, slope = _h(t), root.slope[rows]
+        in_logs = (torch.exp(-t.abs() - slope[:, None].clamp(max=0)) * g).sum(1)
+        mean = torch.where(slope < 0, in_logs, _ratio((h * g).sum(1), slope))
         out[rows] = h.mul_(g - mean[:, None])
     return out
 
@@ -62,9 +70,9 @@ def spread(z: Tensor, root: Root, total: Tensor, out: Tensor | None = None) -> T
     """``h / Σ h`` times ``total [B]``: a number per row, spread over its labels. ``out`` may be z itself."""
     if out is None:
         out = torch.empty_like(z, memory_format=torch.contiguous_format)
-    scale = _ratio(total.to(root.slope.dtype), root.slope)
     for rows in _blocks(z):
-        out[rows] = _h(z[rows].to(root.nu.dtype), root.nu[rows]).mul_(scale[rows, None])
+        t = z[rows].to(root.nu.dtype) + root.nu[rows, None]
+        out[rows] = spread_at(t, _h(t), root.slope[rows, None], total[rows, None].to(t.dtype))
     return out
 
 
@@ -77,25 +85,37 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b > 0, a / b, 0.0)
 
 
-def _h(z: Tensor, nu: Tensor) -> Tensor:
-    """``σ(t)·σ(-t)`` at t = z + ν, from exp(-|t|): relative precision holds where y is 0 or 1 to the last bit."""
-    e = (z + nu[:, None]).abs_().neg_().exp_()
+def _h(t: Tensor) -> Tensor:
+    """``σ(t)·σ(-t)``, from exp(-|t|): relative precision holds where y is 0 or 1 to the last bit."""
+    e = t.abs().neg_().exp_()
     return e.div_((1 + e).square_())
 
 
-def _solve(z: Tensor, k: int, tol: float) -> Tensor:
+def _far_apart(z: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
+    """ν and log Σh of rows whose k highest logits lie so far above the others that every h underflows."""
+    above = z + nu[:, None] > 0
+    up = torch.where(above, -z, -math.inf).logsumexp(1)
+    low = torch.where(above, -math.inf, z).logsumexp(1)
+    return up / 2 - low / 2, up / 2 + low / 2 + math.log(2)
+
+
+def _solve(z: Tensor, k: int, tol: float) -> tuple[Tensor, Tensor]:
+    """ν of each row, and log Σh at it where Σh underflows (else 0)."""
     finite = z.isfinite()
     chosen = (z == math.inf).sum(1)  # y = 1 whatever ν is
     n, need = finite.sum(1), k - chosen
     prior = torch.log(need.to(z.dtype) / (n - need))  # logit(k/n); ±inf or NaN where there is no root
     lo = prior - z.masked_fill(~finite, -math.inf).amax(1)
     hi = prior - z.masked_fill(~finite, math.inf).amin(1)
-    broken = z.isnan().any(1)
+    # More logits at +inf than k, or fewer than k above -inf: no y satisfies that.
+    broken = z.isnan().any(1) | (need < 0) | (need > n)
     feasible = (need > 0) & (need < n) & ~broken
     # Without a root every finite logit is chosen, or none.
     limit = torch.full_like(lo, torch.finfo(z.dtype).max / 2).copysign(need - 0.5)
     nu = torch.where(feasible, lo, limit)
     done = ~feasible
+    tiny = torch.finfo(z.dtype).tiny * 1e8
+    log_slope = torch.zeros_like(nu)
     step_1 = step_2 = hi - lo + 1  # sizes of the last step and of the one before
     for _ in range(_MAX_SWEEPS):
         t = z + nu[:, None]
@@ -114,10 +134,13 @@ def _solve(z: Tensor, k: int, tol: float) -> Tensor:
         newton = (nu + step >= lo) & (nu + step <= hi) & (step.abs() <= 0.7 * step_2)
         step = torch.where(newton, step, (lo + hi) / 2 - nu)
         step_2, step_1 = step_1, torch.where(newton, step.abs(), (hi - lo) / 2)
-        exact = (p == q) | done
+        far = (excess == 0) & (p < tiny) & (q < tiny) & ~done
+        exact = (p == q) | done | far
         nu = torch.where(exact, nu, nu + step)
         tight = (hi - lo) <= 2 * torch.finfo(z.dtype).eps * nu.abs()
         done = exact | (newton & (step.abs() <= tol)) | tight
+        if bool(far.any()):
+            nu[far], log_slope[far] = _far_apart(z[far], nu[far])
         if bool(done.all()):
             break
-    return torch.where(broken, math.nan, nu)
+    return torch.where(broken, math.nan, nu), log_slope

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.resources
 import os
+import zipfile
 
 import numpy as np
 import torch
@@ -31,8 +32,18 @@ def debian_deps(path: str | os.PathLike[str] | None = None) -> SparseDataset:
         return _load(file)
 
 
+def _open(path: str | os.PathLike[str]) -> np.lib.npyio.NpzFile:
+    try:
+        data = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile):  # what numpy says of a file of another kind
+        data = None
+    if not isinstance(data, np.lib.npyio.NpzFile):
+        raise ValueError(f"{path} is no .npz file; give one that bench/data/build_debian_deps.py wrote")
+    return data
+
+
 def _load(path: str | os.PathLike[str]) -> SparseDataset:
-    with np.load(path, allow_pickle=False) as data:
+    with _open(path) as data:
         missing = [name for name in ("feature_indices", "label_indices", "label_names") if name not in data]
         if missing:
             raise ValueError(f"{path} has no {missing[0]!r}: it was not written by bench/data/build_debian_deps.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sigkernels.labels import LabelSets
+from sigkernels.validation import check_int
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,10 +29,18 @@ class SparseDataset:
     label_names: np.ndarray | None = None  # [n] str
 
     def __post_init__(self) -> None:
+        for name in ("features", "labels"):
+            if not isinstance(getattr(self, name), LabelSets):
+                raise TypeError(f"{name} must be LabelSets, got {type(getattr(self, name)).__name__}; use LabelSets.of")
         if len(self.features) != len(self.labels):
             raise ValueError(
                 f"features have {len(self.features)} rows and labels {len(self.labels)}: give both for the same rows"
             )
+        wanted = {"names": len(self.labels), "label_names": self.labels.num_labels}
+        for name, size in wanted.items():
+            given = getattr(self, name)
+            if given is not None and np.shape(given) != (size,):
+                raise ValueError(f"{name} must have shape [{size}], one for each, got {list(np.shape(given))}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,8 +55,16 @@ class SparseDataset:
         names = None if self.names is None else self.names[at]
         return SparseDataset(self.features[rows], self.labels[rows], names, self.label_names)
 
-    def split(self, test: int, seed: int = 0) -> tuple[SparseDataset, SparseDataset]:
-        """``(train, test)``: the test rows are the first ``test`` of ``default_rng(seed).permutation(N)``."""
+    def split(self, test: int | float, seed: int = 0) -> tuple[SparseDataset, SparseDataset]:
+        """``(train, test)``: the test rows are the first of ``default_rng(seed).permutation(N)``.
+
+        ``test`` is how many, or a float between 0 and 1: which share, rounded up, as in scikit-learn.
+        """
+        if isinstance(test, float):
+            if not 0 <= test <= 1:
+                raise ValueError(f"test must be a share between 0.0 and 1.0, or a whole number of rows, got {test}")
+            test = math.ceil(test * len(self))
+        test = check_int("test", test)
         if not 0 <= test <= len(self):
             raise ValueError(f"test must be between 0 and the {len(self)} examples there are, got {test}")
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(self)))
@@ -54,8 +72,7 @@ class SparseDataset:
 
     def batches(self, batch_size: int, seed: int | None = None, drop_last: bool = False) -> Iterator[SparseDataset]:
         """Consecutive batches; with a ``seed`` in a random order that depends on nothing else."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size = check_int("batch_size", batch_size, 1)
         order = None if seed is None else torch.from_numpy(np.random.default_rng(seed).permutation(len(self)))
         end = len(self) - len(self) % batch_size if drop_last else len(self)
         for start in range(0, end, batch_size):

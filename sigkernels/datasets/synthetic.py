@@ -19,6 +19,7 @@ import torch
 
 from sigkernels.datasets.sparse import SparseDataset
 from sigkernels.labels import LabelSets
+from sigkernels.validation import check_int, check_number
 
 BLOCK = 1024  # examples that are drawn from one generator
 TOPICS_PER_EXAMPLE = 3
@@ -49,23 +50,18 @@ def synthetic(
         noise_tokens: tokens of an example that say nothing.
         seed: the whole stream depends on it and on the arguments above.
     """
-    checks = {"n": n, "k": k, "num_examples": num_examples + 1, "num_features": num_features}
-    for name, value in checks.items():
-        if value < 1:
-            least = 0 if name == "num_examples" else 1
-            raise ValueError(f"{name} must be at least {least}, got {value - (name == 'num_examples')}")
+    n, k = check_int("n", n, 1), check_int("k", k, 1)
+    num_examples, num_features = check_int("num_examples", num_examples, 0), check_int("num_features", num_features, 1)
+    noise_tokens, seed = check_int("noise_tokens", noise_tokens, 0), check_int("seed", seed, 0)
+    zipf = check_number("zipf", zipf)
     if k > n:
         raise ValueError(f"k must be at most n = {n}, got {k}: no example can have more labels than there are")
     if not zipf > 0:
         raise ValueError(f"zipf must be positive, got {zipf}")
-    if noise_tokens < 0:
-        raise ValueError(f"noise_tokens must be at least 0, got {noise_tokens}")
-    if topics is None:
-        topics = min(max(math.isqrt(n), 1), 1000)
+    topics = min(max(math.isqrt(n), 1), 1000) if topics is None else check_int("topics", topics)
     if not 1 <= topics <= n:
         raise ValueError(f"topics must be between 1 and n = {n}, got {topics}")
-    if mean_active is None:
-        mean_active = min(float(k), 1 + k / 8)
+    mean_active = min(float(k), 1 + k / 8) if mean_active is None else check_number("mean_active", mean_active)
     if not 1 <= mean_active <= k:
         raise ValueError(f"mean_active must be between 1 and k = {k}, got {mean_active}")
     return SyntheticStream(
@@ -96,8 +92,7 @@ class SyntheticStream:
 
     def batches(self, batch_size: int) -> Iterator[SparseDataset]:
         """Consecutive batches; holds one batch and at most one block more."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size = check_int("batch_size", batch_size, 1)
         for start in range(0, self.num_examples, batch_size):
             yield self._rows(start, min(start + batch_size, self.num_examples))
 

@@ -1,6 +1,6 @@
-"""Measures of multi-label predictions, streamed: no ``[B, n]`` array anywhere.
+"""Metrics of multi-label predictions, streamed: no ``[B, n]`` array anywhere.
 
-Each measure is an accumulator with ``update(…)`` once per batch, ``compute()``, ``merge(other)`` (for several workers)
+Each metric is an accumulator with ``update(…)`` once per batch, ``compute()``, ``merge(other)`` (for several workers)
 and ``reset()``. They take what heads give: the labels (and logits) of ``head.topk`` or the sets of ``head.predict``.
 
     ranking = RankingMetrics(num_labels, m=(1, 5))
@@ -9,7 +9,7 @@ and ``reset()``. They take what heads give: the labels (and logits) of ``head.to
     ranking.compute()          # {"P@1": …, "P@5": …, "R@1": …, …}
 
 The state is O(n) numbers; only ``MeanAveragePrecision`` in its exact form keeps the scores it was given. A row without
-labels counts with 0 in every per-row measure, as in scikit-learn with ``zero_division=0``.
+labels counts with 0 in every per-row metric, as in scikit-learn with ``zero_division=0``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the measures share: sums that batches are added to, and checks of what ``topk`` gives."""
+"""What the metrics share: sums that batches are added to, and checks of what ``topk`` gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..labels import LabelSets
-from ..validation import check_int, check_targets
+from ..validation import check_int
 
 A = TypeVar("A", bound="Accumulator")
 
@@ -50,24 +50,36 @@ class Accumulator:
         return rows
 
     def _sets(self, targets: Any, batch: int, device: torch.device) -> LabelSets:
-        made = check_targets(targets, torch.Size([batch]), self.num_labels, device)
-        return made if isinstance(made, LabelSets) else LabelSets.from_dense(made)
+        sets = LabelSets.of(targets, self.num_labels, name="targets")
+        if len(sets) != batch:
+            raise ValueError(f"targets hold {len(sets)} label sets for {batch} rows; give one per row")
+        return sets.to(device)
 
     def _top(self, top: Tensor, least: int, name: str) -> Tensor:
         if not isinstance(top, Tensor) or top.ndim != 2 or top.is_floating_point() or top.dtype == torch.bool:
-            raise ValueError(f"{name} must be an integer tensor [B, m] of labels, highest first, as topk gives it")
+            got = f"{top.dtype} of shape {tuple(top.shape)}" if isinstance(top, Tensor) else type(top).__name__
+            raise ValueError(
+                f"{name} must be an integer tensor [B, m] of labels, highest first, as topk gives it, got {got}"
+            )
         if top.shape[1] < least:
             raise ValueError(f"{name} holds {top.shape[1]} labels per row, but {least} are needed; ask topk for more")
         if top.numel() and not 0 <= int(top.min()) <= int(top.max()) < self.num_labels:
             raise ValueError(
                 f"{name} holds labels from {int(top.min())} to {int(top.max())}; labels are 0 … {self.num_labels - 1}"
             )
+        ordered = top.sort(1).values
+        repeated = (ordered.diff(dim=1) == 0).nonzero()
+        if repeated.numel():
+            row, at = repeated[0].tolist()
+            raise ValueError(
+                f"{name} holds label {int(ordered[row, at])} more than once in row {row}; topk gives each once"
+            )
         return top
 
 
 def hits_of(top: Tensor, sets: LabelSets) -> Tensor:
     """Which of ``top [B, m]`` are in the row's set, bool ``[B, m]``."""
-    keys = sets.rows() * sets.num_labels + sets.indices  # ascending
+    keys = sets.keys()
     if keys.numel() == 0:
         return torch.zeros_like(top, dtype=torch.bool)
     wanted = torch.arange(top.shape[0], device=top.device)[:, None] * sets.num_labels + top

@@ -29,14 +29,9 @@ class F1Metrics(Accumulator):
 
     def update(self, predicted: Any, targets: Any) -> None:
         """Adds a batch of predicted sets (``head.predict``) and true sets, each in any form that a loss takes."""
-        if not isinstance(predicted, LabelSets):
-            batch = predicted.shape[0] if hasattr(predicted, "shape") else len(predicted)
-            device = predicted.device if isinstance(predicted, Tensor) else torch.device("cpu")
-            predicted = self._sets(predicted, batch, device)
-        if predicted.num_labels != self.num_labels:
-            raise ValueError(f"predicted has num_labels = {predicted.num_labels}, but {self.num_labels} were announced")
+        predicted = LabelSets.of(predicted, self.num_labels, name="predicted")
         sets = self._sets(targets, len(predicted), predicted.device)
-        both = [s.rows() * self.num_labels + s.indices for s in (predicted, sets)]
+        both = [predicted.keys(), sets.keys()]
         common = both[0][torch.isin(both[0], both[1], assume_unique=True)] % self.num_labels
         for name, labels in (("hits", common), ("predicted", predicted.indices), ("true", sets.indices)):
             self._add(name, torch.bincount(labels, minlength=self.num_labels))

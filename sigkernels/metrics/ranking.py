@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..labels import LabelSets
-from ..validation import check_int
+from ..validation import check_int, check_number
 from .accumulator import Accumulator, hits_of
 
 
@@ -24,6 +24,17 @@ def propensities(counts: Tensor, num_points: int, a: float = 0.55, b: float = 1.
     num_points = check_int("num_points", num_points, 3)
     if not isinstance(counts, Tensor):
         raise TypeError(f"counts must be a tensor [n], got {type(counts).__name__}; use torch.bincount on the labels")
+    if counts.ndim != 1 or counts.is_complex() or counts.dtype == torch.bool:
+        raise ValueError(f"counts must be numbers of shape [n], got {counts.dtype} of shape {tuple(counts.shape)}")
+    bad = ~((counts >= 0) & (counts <= num_points))  # true for NaN, too
+    if bool(bad.any()):
+        label = int(bad.nonzero()[0])
+        raise ValueError(
+            f"counts must lie in 0 … num_points = {num_points}, got {counts[label].item()} for label {label}"
+        )
+    a, b = check_number("a", a), check_number("b", b)
+    if not (a > 0 and b > 0):
+        raise ValueError(f"a and b must be positive, got a = {a} and b = {b}")
     c = (math.log(num_points) - 1) * (b + 1) ** a
     return 1 / (1 + c * (counts.to(torch.float64) + b) ** -a)
 

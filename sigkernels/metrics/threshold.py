@@ -27,6 +27,9 @@ class ThresholdAveraging(Accumulator):
         """Adds a batch: scores ``values [B, m]``, their labels ``top [B, m]``, highest first, and its true sets."""
         top = self._top(top, 2, "top")
         check_values(values, top)
+        if bool((values.diff(dim=1) > 0).any()):
+            row = int((values.diff(dim=1) > 0).nonzero()[0, 0])
+            raise ValueError(f"values of row {row} are not in descending order; give them as topk does, highest first")
         sets = self._sets(targets, top.shape[0], top.device)
         values = values.to(torch.float64)
         cuts = torch.arange(1, top.shape[1], device=top.device)

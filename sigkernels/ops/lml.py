@@ -16,7 +16,12 @@ precision there too. Newton runs on log P - log Q, whose slope lies in [1/2, 2] 
 1/2 ≤ 1-r ≤ 1), inside the bracket logit(k/n) - max z ≤ ν ≤ logit(k/n) - min z; it bisects when a step leaves the
 bracket or does not shrink.
 
-A logit of -inf is a label that may not be chosen (y = 0), +inf one that must be (y = 1); a NaN makes its row NaN.
+Where k logits lie so far above all others that P and Q underflow at N = k, σ is an exponential on both sides of the gap
+and P = Q has a closed form, ν = (logsumexp_{above}(-z) - logsumexp_{below}(z)) / 2. There the slope Σh is kept as its
+logarithm, which is negative, and h / Σh is a softmax of -|z + ν|.
+
+A logit of -inf is a label that may not be chosen (y = 0), +inf one that must be (y = 1). A row that holds a NaN, more
+than k logits at +inf or fewer than k above -inf has no solution: it is NaN, as torch.softmax of a row of -inf is.
 The backward pass recomputes σ from z and ν: no array of the size of z is saved beside z itself.
 """
 
@@ -32,7 +37,7 @@ from torch import Tensor, nn
 
 from ..backends import by_name, forced_name, select
 from ..backends.interface import accumulate_dtype, sum_dtype
-from ..backends.torch_lml import Root
+from ..backends.torch_lml import Root, spread_at
 from ..validation import check_reduction
 from .row_loss import Entries, check_k, check_logits, entries, reduce_rows, split_targets
 
@@ -129,8 +134,8 @@ def _nll_grad(grad: Tensor, z: Tensor, at: Entries, root: Root, out: Tensor | No
     total = missing.new_zeros(z.shape[0]).index_add_(0, at.rows, missing)
     grad_z = _kernels(z).spread(z, root, total, out)
     # At a target two terms meet: their difference is taken before it is rounded to the dtype of z.
-    h = torch.sigmoid(t) * torch.sigmoid(-t)
-    grad_z[at.rows, at.labels] = (h * _ratio(total, root.slope)[at.rows] - missing).to(z.dtype)
+    spread = spread_at(t, torch.sigmoid(t) * torch.sigmoid(-t), root.slope[at.rows], total[at.rows])
+    grad_z[at.rows, at.labels] = (spread - missing).to(z.dtype)
     return grad_z
 
 
@@ -210,7 +215,8 @@ def lml(z: Tensor, k: int) -> Tensor:
     """The limited multi-label projection of each row: probabilities that add up to k.
 
     Args:
-        z: logits ``[..., n]``, float16, bfloat16, float32 or float64. ``-inf`` forbids a label, ``+inf`` forces it.
+        z: logits ``[..., n]``, float16, bfloat16, float32 or float64. ``-inf`` forbids a label, ``+inf`` forces it; a row
+            with more than k forced labels, or fewer than k that are not forbidden, has no solution and becomes NaN.
         k: how many labels are chosen, ``1 ≤ k ≤ n``. For ``k = n`` every y is ``1 - 1e-5``, with gradient zero.
 
     Returns:

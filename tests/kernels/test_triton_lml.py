@@ -31,6 +31,7 @@ CASES = [
     (torch.where(torch.arange(99) < 9, 30.0, -30.0) + torch.randn(2, 99), 9),
     (torch.randn(3, 2) * 4, 1),
     (EDGES, 2),
+    (torch.tensor([[9e3, 5e3, 1e3, -3e3], [700, 0, -1, -2], [2, 1, 0, -1], [300, 299, 0, 0]]), 2),
 ]
 
 

@@ -39,6 +39,12 @@ def _sigma(z, hi, lo):
 
 
 @triton.jit
+def _far_share(z, nu, log_slope):
+    """h / Σh where every h underflows: a softmax of -|z + ν|, float64."""
+    return tl.exp(-tl.abs(z.to(tl.float64) + nu) - log_slope)
+
+
+@triton.jit
 def _row(z, at, n, REAL: tl.constexpr):
     return tl.load(z + at, mask=at < n, other=float("-inf")).to(REAL)
 
@@ -49,7 +55,7 @@ def lml_kernel(
     grad,  # [B, n]: pullback
     out,  # [B, n]
     nus,  # [B] float64
-    slopes,  # [B] float64
+    slopes,  # [B] float64: Σh, or its logarithm (negative) where that underflows
     totals,  # [B] float64: spread
     n,
     k,
@@ -59,6 +65,7 @@ def lml_kernel(
     LIMIT: tl.constexpr,  # stands for an infinite ν
     LAST_STEP: tl.constexpr,
     EPS: tl.constexpr,
+    TINY: tl.constexpr,  # sums below it are as good as underflowed
 ):
     row = tl.program_id(0).to(tl.int64)
     z += row * n
@@ -78,6 +85,7 @@ def lml_kernel(
             forced += tl.sum((v == float("inf")).to(tl.int32))
             broken += tl.sum((v != v).to(tl.int32))
         need = k - forced
+        broken += ((need < 0) | (need > finite)).to(tl.int32)  # no y satisfies that
         solvable = (need > 0) & (need < finite) & (broken == 0)
         # where there is no root, any numbers will do: they are replaced below
         prior = tl.log(tl.where(solvable, need, 1).to(tl.float64) / tl.where(solvable, finite - need, 1).to(tl.float64))
@@ -87,9 +95,10 @@ def lml_kernel(
         step_1 = high - low + 1
         step_2 = step_1
         going = solvable.to(tl.int32)
+        far_apart = tl.zeros((), tl.int32)
         sweeps = 0
         # -- safeguarded Newton on log P - log Q ---------------------------------------------------------------------
-        while (going > 0) & (sweeps < 200):
+        while (going > 0) & (sweeps < 2500):
             sweeps += 1
             hi = nu.to(REAL)
             lo = (nu - hi.to(tl.float64)).to(REAL)
@@ -115,12 +124,29 @@ def lml_kernel(
             step = tl.where(newton, step, (low + high) / 2 - nu)
             step_2 = step_1
             step_1 = tl.where(newton, tl.abs(step), (high - low) / 2)
-            exact = p == q
+            far_apart = ((count == k) & (p < TINY) & (q < TINY)).to(tl.int32)
+            exact = (p == q) | (far_apart > 0)
             nu = tl.where(exact, nu, nu + step)
             tight = (high - low) <= EPS * tl.abs(nu)
             going = tl.where(exact | (newton & (step_1 <= LAST_STEP)) | tight, 0, 1)
         nu = tl.where(solvable, nu, tl.where(need > 0, zero + LIMIT, zero - LIMIT))
         nu = tl.where(broken > 0, zero + float("nan"), nu)
+        log_slope = zero
+        if far_apart > 0:
+            # P and Q underflow: sigma is an exponential on both sides of the gap, and P = Q has a closed form
+            least, most = zero + float("inf"), zero - float("inf")
+            for start in range(0, n, BLOCK):
+                v = _row(z, start + lanes, n, REAL).to(tl.float64)
+                least = tl.minimum(least, tl.min(tl.where(v + nu > 0, v, float("inf"))))
+                most = tl.maximum(most, tl.max(tl.where(v + nu > 0, float("-inf"), v)))
+            up, down = zero, zero
+            for start in range(0, n, BLOCK):
+                v = _row(z, start + lanes, n, REAL).to(tl.float64)
+                up += tl.sum(tl.where(v + nu > 0, tl.exp(least - v), 0.0))
+                down += tl.sum(tl.where(v + nu > 0, 0.0, tl.exp(v - most)))
+            log_up, log_down = tl.log(up) - least, tl.log(down) + most
+            nu = log_up / 2 - log_down / 2
+            log_slope = log_up / 2 + log_down / 2 + 0.6931471805599453
         tl.store(nus + row, nu)
     else:
         nu = tl.load(nus + row)
@@ -134,7 +160,7 @@ def lml_kernel(
             slope += tl.sum(tl.where(at < n, r * big, 0.0)).to(tl.float64)
             if STEP == 1:
                 tl.store(out + at, tl.where(above, big, r).to(out.dtype.element_ty), mask=at < n)
-        tl.store(slopes + row, slope)
+        tl.store(slopes + row, tl.where(log_slope < 0, log_slope, slope))
     elif STEP == 2:
         grad += row * n
         weighted = zero
@@ -145,6 +171,13 @@ def lml_kernel(
             weighted += tl.sum(tl.where(at < n, r * big * g, 0.0)).to(tl.float64)
         slope = tl.load(slopes + row)
         mean = tl.where(slope > 0, weighted / tl.where(slope > 0, slope, 1.0), 0.0).to(REAL)
+        if slope < 0:
+            weighted = zero
+            for start in range(0, n, BLOCK):
+                at = start + lanes
+                share = _far_share(_row(z, at, n, REAL), nu, slope)
+                weighted += tl.sum(share * tl.load(grad + at, mask=at < n, other=0.0).to(tl.float64))
+            mean = weighted.to(REAL)
         for start in range(0, n, BLOCK):
             at = start + lanes
             big, r, above = _sigma(_row(z, at, n, REAL), hi, lo)
@@ -152,11 +185,16 @@ def lml_kernel(
             tl.store(out + at, (r * big * (g - mean)).to(out.dtype.element_ty), mask=at < n)
     else:
         slope = tl.load(slopes + row)
-        scale = tl.where(slope > 0, tl.load(totals + row) / tl.where(slope > 0, slope, 1.0), 0.0).to(REAL)
+        total = tl.load(totals + row)
+        scale = tl.where(slope > 0, total / tl.where(slope > 0, slope, 1.0), 0.0).to(REAL)
         for start in range(0, n, BLOCK):
             at = start + lanes
-            big, r, above = _sigma(_row(z, at, n, REAL), hi, lo)
-            tl.store(out + at, (r * big * scale).to(out.dtype.element_ty), mask=at < n)
+            v = _row(z, at, n, REAL)
+            big, r, above = _sigma(v, hi, lo)
+            spread = r * big * scale
+            if slope < 0:
+                spread = (_far_share(v, nu, slope) * total).to(REAL)
+            tl.store(out + at, spread.to(out.dtype.element_ty), mask=at < n)
 
 
 def constants(step: int, n: int, dtype: torch.dtype) -> dict[str, object]:
@@ -169,6 +207,7 @@ def constants(step: int, n: int, dtype: torch.dtype) -> dict[str, object]:
         "LIMIT": 8.9e307 if wide else 1.7e38,
         "LAST_STEP": 1e-8 if wide else 1e-4,
         "EPS": 4.6e-16 if wide else 1e-10,
+        "TINY": 1e-290 if wide else 1e-30,
     }
 
 
