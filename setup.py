@@ -209,9 +209,10 @@ class BuildExt(build_ext):
         super().build_extension(ext)
 
 
-optional = not asked("SIGKERNELS_REQUIRE_EXT")
-ParallelCompile("SIGKERNELS_BUILD_JOBS", default=JOBS).install()
-setup(
-    ext_modules=[] if asked("SIGKERNELS_NO_EXT") else cpu_extension(optional) + cuda_extension(optional),
-    cmdclass={"build_ext": BuildExt},
-)
+if __name__ == "__main__":
+    optional = not asked("SIGKERNELS_REQUIRE_EXT")
+    ParallelCompile("SIGKERNELS_BUILD_JOBS", default=JOBS).install()
+    setup(
+        ext_modules=[] if asked("SIGKERNELS_NO_EXT") else cpu_extension(optional) + cuda_extension(optional),
+        cmdclass={"build_ext": BuildExt},
+    )

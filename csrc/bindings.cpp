@@ -97,7 +97,11 @@ PYBIND11_MODULE(_C, m) {
         made.job.weight = reinterpret_cast<const void*>(weight), made.job.weight_stride = weight_stride;
         return made;
     });
-    call.def("sparse_targets", [](Call& c, uintptr_t indices, uintptr_t offsets) {
+    call.def("sparse_targets", [](Call& c, uintptr_t indices, int64_t num_indices, uintptr_t offsets,
+                                  int64_t num_offsets, int64_t num_labels) {
+        if (num_offsets != c.job.rows + 1) sk::refuse_targets("there are " + std::to_string(num_offsets) +
+            " offsets for " + std::to_string(c.job.rows) + " rows; there must be one more than rows");
+        c.job.num_indices = num_indices, c.job.num_labels = num_labels;
         // Without a single label there is nothing to read, but "sparse" must not look like "none".
         c.job.indices = reinterpret_cast<const int64_t*>(indices ? indices : offsets);
         c.job.offsets = reinterpret_cast<const int64_t*>(offsets);
@@ -139,22 +143,28 @@ PYBIND11_MODULE(_C, m) {
 #undef SK_LOSS
 #define SK_CONFUSION(name)                                                                                     \
     call.def_property(                                                                                         \
+        #name, [](const Call& c) { return c.job.confusion.params.name; },                                      \
+        [](Call& c, decltype(sk::ConfusionParams::name) v) { c.job.confusion.params.name = v; })
+#define SK_CONFUSION_PASS(name)                                                                                \
+    call.def_property(                                                                                         \
         #name, [](const Call& c) { return c.job.confusion.name; },                                             \
-        [](Call& c, decltype(sk::ConfusionParams::name) v) { c.job.confusion.name = v; })
+        [](Call& c, decltype(sk::ConfusionPass::name) v) { c.job.confusion.name = v; })
 #define SK_CONFUSION_POINTER(name)                                                                             \
     call.def_property(                                                                                         \
         #name, [](const Call& c) { return reinterpret_cast<uintptr_t>(c.job.confusion.name); },                \
-        [](Call& c, uintptr_t p) { c.job.confusion.name = reinterpret_cast<decltype(sk::ConfusionParams::name)>(p); })
+        [](Call& c, uintptr_t p) { c.job.confusion.name = reinterpret_cast<decltype(sk::ConfusionPass::name)>(p); })
     SK_CONFUSION(mirrored), SK_CONFUSION(n_tp), SK_CONFUSION(n_s), SK_CONFUSION(n_p), SK_CONFUSION(n_rows);
-    SK_CONFUSION(d_s), SK_CONFUSION(d_p), SK_CONFUSION(d_rows), SK_CONFUSION(scale), SK_CONFUSION(slopes_known);
-    SK_CONFUSION(on_y), SK_CONFUSION(on_all), SK_CONFUSION(beta), SK_CONFUSION(eta);
+    SK_CONFUSION(d_s), SK_CONFUSION(d_p), SK_CONFUSION(d_rows), SK_CONFUSION(scale), SK_CONFUSION(tiny);
+    SK_CONFUSION(beta), SK_CONFUSION(eta);
+    SK_CONFUSION_PASS(slopes_known), SK_CONFUSION_PASS(on_y), SK_CONFUSION_PASS(on_all);
     SK_CONFUSION_POINTER(betas), SK_CONFUSION_POINTER(etas), SK_CONFUSION_POINTER(sums);
     SK_CONFUSION_POINTER(grad_beta), SK_CONFUSION_POINTER(grad_eta);
 #undef SK_CONFUSION
+#undef SK_CONFUSION_PASS
 #undef SK_CONFUSION_POINTER
     call.def_property(
-        "confusion_form", [](const Call& c) { return static_cast<int>(c.job.confusion.form); },
-        [](Call& c, int v) { c.job.confusion.form = static_cast<sk::ConfusionForm>(v); });
+        "confusion_form", [](const Call& c) { return static_cast<int>(c.job.confusion.params.form); },
+        [](Call& c, int v) { c.job.confusion.params.form = static_cast<sk::ConfusionForm>(v); });
     call.def_property(
         "loss_kind", [](const Call& c) { return static_cast<int>(c.job.loss.kind); },
         [](Call& c, int v) { c.job.loss.kind = static_cast<sk::LossKind>(v); });

@@ -230,3 +230,36 @@ def test_refusals(device):
 def test_bad_settings(make, error, words):
     with pytest.raises(error, match=words):
         make()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("metric", ["precision", "npv"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_equal_soft_targets_have_no_gradient(monkeypatch, backend, metric, batch):
+    """precision is then the target itself, whatever the logits are: rounding must not leave a gradient."""
+    if (reason := sk.backend_status()[backend]) is not None:
+        pytest.skip(reason)
+    p = problem(83, 3, 5, batch)
+    targets = torch.rand(1, 83).expand(batch, 83).contiguous()
+    monkeypatch.setenv("SIGKERNELS_BACKEND", backend)
+    value = public_loss(p, targets, sk.SigmoidF1(1.7, metric=metric, on="probability"), "mean")
+    value.backward()
+    want = (targets[0] if metric == "npv" else 1 - targets[0]).double().mean()
+    assert abs(value.item() - want.item()) < 1e-6
+    assert p.x.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("on", ["logits", "probability"])
+def test_infinite_slopes_and_offsets(monkeypatch, backend, on):
+    """S is then a step, as torch's own sigmoid makes it; batches that do not fill a vector are no exception."""
+    if (reason := sk.backend_status()[backend]) is not None:
+        pytest.skip(reason)
+    p = problem(6, -1, 4, 5)
+    beta = torch.tensor([float("inf"), -float("inf"), 1.0, 1.0, float("inf"), 2.0])
+    eta = torch.tensor([0.0, -0.5, float("inf"), -float("inf"), -0.25, 0.0])
+    loss = sk.SigmoidF1(beta, eta, on=on)
+    monkeypatch.setenv("SIGKERNELS_BACKEND", backend)
+    value = public_loss(p, p.sets, loss, "mean")
+    assert value.isfinite()
+    torch.testing.assert_close(value, dense(p, p.sets, loss), rtol=1e-5, atol=1e-6)

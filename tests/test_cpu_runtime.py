@@ -156,6 +156,40 @@ print(one, count(), len(runtimes))
     assert runtimes == 1
 
 
+MALFORMED = {
+    "an offset beyond the labels": ([1, 5], [0, 10**6, 2], r"offsets\[1\] = 1000000 after 0"),
+    "a negative offset": ([1, 5], [0, -3, 2], r"offsets\[1\] = -3"),
+    "falling offsets": ([1, 5], [0, 2, 1], r"offsets\[2\] = 1 after 2"),
+    "a first offset that is not 0": ([1, 5], [1, 1, 2], r"offsets\[0\] = 1"),
+    "a last offset that is too small": ([1, 5, 7], [0, 1, 2], "the last offset is 2, but there are 3 indices"),
+    "too few offsets": ([1, 5], [0, 2], "2 offsets for 2 rows"),
+    "unsorted labels": ([5, 1], [0, 2, 2], r"indices\[1\] = 1 in row 0"),
+    "a label twice": ([3, 3], [0, 0, 2], r"indices\[1\] = 3 in row 1"),
+    "a negative label": ([-1, 5], [0, 2, 2], r"indices\[0\] = -1 in row 0"),
+    "a label beyond the last": ([1, 300], [0, 1, 2], r"indices\[1\] = 300 in row 1.*num_labels = 300"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+@pytest.mark.parametrize("loss", [sk.BCE(), sk.BCE(label_smoothing=0.1), sk.SigmoidF1()], ids=repr)
+def test_malformed_label_sets_are_refused(case, loss):
+    """Sets that nobody has checked cannot lead the kernel outside its memory."""
+    indices, offsets, message = MALFORMED[case]
+    layer = Layer(torch.randn(300, 4), None, 300, -1)
+    sets = LabelSets.from_sorted(torch.tensor(indices), torch.tensor(offsets), 300)
+    with pytest.raises(ValueError, match=f"targets are not valid label sets: .*{message}.*; build them with LabelSets"):
+        if isinstance(loss, sk.SigmoidF1):
+            cpu.confusion_loss(torch.randn(2, 4), layer, sets, loss, "mean", (True, True, False, False, False))
+        else:
+            cpu.fused_loss(torch.randn(2, 4), layer, sets, loss, 1.0, (True, True, False))
+
+
+def test_labels_of_other_shards_are_no_error():
+    layer = Layer(torch.randn(100, 4), None, 300, -1, 100)
+    sets = LabelSets.from_lists([[0, 150, 299], [99, 100, 199, 200]], 300)
+    cpu.fused_loss(torch.randn(2, 4), layer, sets, sk.BCE(), 1.0, (True, True, False))
+
+
 def test_every_instruction_set_gives_the_same_answer(problem, monkeypatch):
     want = run(problem)
     for name in _C.build_info()["isas_usable"]:

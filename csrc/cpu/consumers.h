@@ -14,6 +14,7 @@ struct Reader {
     static constexpr int L = Simd<C>::kLanes, PW = kPanel<C>;
 
     const Job& job;
+    const Layout<C>& layout;
     const Local<C>& local;
     C* z;           // [count][PW]
     int64_t count;
@@ -21,10 +22,7 @@ struct Reader {
     int64_t panel;
     int thread;
 
-    SK_INLINE int64_t rows() const {
-        const int64_t left = job.rows - panel * PW;
-        return left < PW ? left : PW;
-    }
+    SK_INLINE int64_t rows() const { return layout.rows_of(panel); }
 
     void logits() const {
         with_storage<C>(job.dtype, job.out, [&](auto* out) {

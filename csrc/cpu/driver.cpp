@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -113,23 +114,91 @@ std::atomic<bool> forked{false};
 
 }  // namespace
 
+namespace {
+
+// An exception must not leave a thread other than the caller's: the first is kept and thrown there.
+struct Guarded {
+    void (*f)(void*, int);
+    void* context;
+    std::exception_ptr failure;
+    std::atomic<bool> failed{false};
+
+    void operator()(int i) noexcept {
+        try {
+            f(context, i);
+        } catch (...) {
+            if (!failed.exchange(true)) failure = std::current_exception();
+        }
+    }
+};
+
+void on_own_threads(int count, Guarded& guarded) {
+    std::vector<std::thread> others;
+    int started = 1;
+    try {
+        for (; started < count; ++started) others.emplace_back([&guarded, started] { guarded(started); });
+    } catch (const std::exception&) {  // no more threads to be had: this one does the rest
+    }
+    guarded(0);
+    for (; started < count; ++started) guarded(started);
+    for (std::thread& other : others) other.join();
+}
+
+}  // namespace
+
 void parallel(int count, void (*f)(void*, int), void* context) {
     if (count <= 1) {
         if (count == 1) f(context, 0);
         return;
     }
+    Guarded guarded{f, context, nullptr};
 #if defined(_OPENMP)
     if (!forked.load()) {
 #pragma omp parallel for schedule(static, 1) num_threads(count)
-        for (int i = 0; i < count; ++i) f(context, i);
-        return;
-    }
+        for (int i = 0; i < count; ++i) guarded(i);
+    } else
 #endif
-    std::vector<std::thread> others;
-    for (int i = 1; i < count; ++i) others.emplace_back(f, context, i);
-    f(context, 0);
-    for (std::thread& other : others) other.join();
+        on_own_threads(count, guarded);
+    if (guarded.failure) std::rethrow_exception(guarded.failure);
 }
+
+// ---- sparse targets ----
+
+void refuse_targets(const std::string& what) {
+    throw std::invalid_argument("targets are not valid label sets: " + what +
+                                "; build them with LabelSets(indices, offsets, num_labels), which sorts and checks, and "
+                                "do not change its tensors afterwards");
+}
+
+namespace {
+
+std::string at(const char* array, int64_t index, int64_t value) {
+    return std::string(array) + "[" + std::to_string(index) + "] = " + std::to_string(value);
+}
+
+// One pass over the sets, so that no array of labels can lead the kernels outside their memory.
+void check_targets(const Job& job) {
+    const int64_t *offsets = job.offsets, *indices = job.indices;
+    if (offsets[0] != 0) refuse_targets(at("offsets", 0, offsets[0]) + ", but the first offset is 0");
+    for (int64_t row = 0; row < job.rows; ++row)
+        if (offsets[row + 1] < offsets[row] || offsets[row + 1] > job.num_indices)
+            refuse_targets(at("offsets", row + 1, offsets[row + 1]) + " after " + std::to_string(offsets[row]) +
+                           ", but offsets never fall and none is above the number of indices, " +
+                           std::to_string(job.num_indices));
+    if (offsets[job.rows] != job.num_indices)
+        refuse_targets("the last offset is " + std::to_string(offsets[job.rows]) + ", but there are " +
+                       std::to_string(job.num_indices) + " indices");
+    for (int64_t row = 0; row < job.rows; ++row) {
+        int64_t before = -1;
+        for (int64_t i = offsets[row]; i < offsets[row + 1]; before = indices[i++])
+            if (indices[i] <= before || indices[i] >= job.num_labels)
+                refuse_targets(at("indices", i, indices[i]) + " in row " + std::to_string(row) +
+                               ", but the labels of a row rise from 0 or more to less than num_labels = " +
+                               std::to_string(job.num_labels));
+    }
+}
+
+}  // namespace
 
 // ---- memory ----
 
@@ -184,14 +253,13 @@ T* shifted(T* p, int64_t bytes) {
 Job rows_of(const Job& whole, int64_t first, int64_t count) {
     Job job = whole;
     const int64_t element = static_cast<int64_t>(size_of(whole.dtype)), real = whole.dtype == Dtype::f64 ? 8 : 4;
-    const int64_t width = (whole.k >= 0 ? 2 * whole.k + 1 : 0) + whole.slack;
     job.rows = count;
     job.x = shifted(whole.x, first * whole.x_stride * element);
     job.row_scale = shifted(whole.row_scale, first * real);
     job.offsets = shifted(whole.offsets, first * 8);
     job.dense = shifted(whole.dense, first * whole.dense_stride * static_cast<int64_t>(size_of(whole.dense_dtype)));
     job.row_loss = shifted(whole.row_loss, first * 8);
-    job.grad_x = shifted(whole.grad_x, first * width * real);
+    job.grad_x = shifted(whole.grad_x, first * x_columns(whole) * real);
     job.out = shifted(whole.out, first * whole.out_stride * element);
     job.accumulate = whole.accumulate || first > 0;
     return job;
@@ -255,6 +323,7 @@ void run_phase(const Kernels& kernels, const Job& job, Phase phase) {
 }  // namespace
 
 void run_job(const Kernels& kernels, Job whole, int64_t chunk, const Outputs& outputs) {
+    if (whole.indices) check_targets(whole);
     const int64_t real = whole.dtype == Dtype::f64 ? 8 : 4;
     for (int64_t first = 0; first < whole.rows; first += chunk) {
         Job job = rows_of(whole, first, std::min(chunk, whole.rows - first));
@@ -271,8 +340,8 @@ void run_job(const Kernels& kernels, Job whole, int64_t chunk, const Outputs& ou
         }
         if (job.consumer == Consumer::predict) {
             for (int t = 0; t < job.threads; ++t) {
-                outputs.found->lists.push_back({nullptr, 0, 0, grow});
                 outputs.found->first_row.push_back(first);
+                outputs.found->lists.push_back({nullptr, 0, 0, grow});
             }
             job.hits = outputs.found->lists.data() + outputs.found->lists.size() - job.threads;
         }

@@ -28,8 +28,11 @@ const Isa& choose_isa(const std::string& name);
 // The kernels of that instruction set for a job.
 const Kernels& kernels_for(const std::string& name, const Job& job);
 
-// Calls f(i) for i = 0 ... count-1 on that many threads.
+// Calls f(i) for i = 0 ... count-1 on that many threads.  Throws the first exception of any of them, after all are done.
 void parallel(int count, void (*f)(void*, int), void* context);
+
+// Throws std::invalid_argument: what is wrong with sparse targets, and the remedy.
+[[noreturn]] void refuse_targets(const std::string& what);
 
 // Label sets found by predict, row by row.
 struct Found {
@@ -49,6 +52,7 @@ struct Outputs {
     int64_t* top_labels = nullptr;
     Found* found = nullptr;
 };
+// Throws std::invalid_argument where sparse targets are no sets of labels of the layer; nothing is written then.
 void run_job(const Kernels& kernels, Job job, int64_t chunk, const Outputs& outputs);
 
 }  // namespace sk

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/confusion.h"
 #include "core/losses.h"
 
 namespace sk {
@@ -25,18 +26,12 @@ struct Hits {
     void (*grow)(Hits*) = nullptr;
 };
 
-// Confusion-matrix losses: value = (n_tp tp + n_s s + n_p p + n_rows R) / (d_s s + d_p p + d_rows R) for each label.
-enum class ConfusionForm : int { logits = 0, probability = 1, unbounded = 2 };
-
-struct ConfusionParams {
-    ConfusionForm form = ConfusionForm::logits;
-    bool mirrored = false;  // S and y trade places with 1 - S and 1 - y
-    double n_tp = 0, n_s = 0, n_p = 0, n_rows = 0, d_s = 0, d_p = 0, d_rows = 0;
-    double scale = 1;       // of a label's loss in the result
+// Where a confusion-matrix loss finds its arrays and leaves its results.
+struct ConfusionPass {
+    ConfusionParams params;
     bool slopes_known = false;  // pooled sums: dloss/dS = on_y y + on_all for all labels
     double on_y = 0, on_all = 0;
-    double beta = 1, eta = 0;
-    const void* betas = nullptr;  // C [m], in place of beta
+    const void* betas = nullptr;  // C [m], in place of params.beta
     const void* etas = nullptr;   // C [m]
     double* sums = nullptr;       // [threads][4]: of 1 - value, tp, s, p
     double* grad_beta = nullptr;  // [m]
@@ -76,11 +71,12 @@ struct Job {
     double scale_of_all = 1;
     const int64_t* indices = nullptr;    // sparse targets: global labels, sorted within a row
     const int64_t* offsets = nullptr;    // [R + 1]
+    int64_t num_indices = 0, num_labels = 0;  // what the sets were said to hold; checked before the pass
     const void* dense = nullptr;         // dense targets [R, m]
     Dtype dense_dtype = Dtype::f32;
     int64_t dense_stride = 0, dense_step = 1;  // between rows, between labels
     bool needs_x = false, needs_weight = false, needs_bias = false;
-    bool accumulate = false;       // add to grad_weight and grad_bias instead of writing them
+    bool accumulate = false;       // grad_weight and grad_bias hold the sums over the rows of earlier chunks
     double* row_loss = nullptr;    // [R]
     void* grad_x = nullptr;        // C [R, dft + s]
     void* grad_weight = nullptr;   // [m, s], rows grad_weight_stride apart
@@ -88,7 +84,7 @@ struct Job {
     int64_t grad_weight_stride = 0;
     void* grad_bias = nullptr;     // C [m]
 
-    ConfusionParams confusion;
+    ConfusionPass confusion;
 
     // logits
     void* out = nullptr;           // [R, m] of dtype, rows out_stride apart
@@ -107,6 +103,9 @@ struct Job {
     // memory for all of it
     char* workspace = nullptr;
 };
+
+inline int64_t dft_columns(const Job& job) { return job.k >= 0 ? 2 * int64_t{job.k} + 1 : 0; }
+inline int64_t x_columns(const Job& job) { return dft_columns(job) + job.slack; }
 
 // A column of logits is needed whole, for all rows: their panels are kept until the tile is done.
 inline bool whole_columns(const Job& job) {

@@ -20,13 +20,14 @@ struct PanelLoss {
     static constexpr int L = Simd<C>::kLanes, PW = kPanel<C>;
 
     const Job& job;
+    const Layout<C>& layout;
     const Local<C>& local;
     C* z;            // [count][PW]
+    C* y;            // [count][PW], room for the targets
     int64_t count;   // labels
     int64_t label;   // the first of them, counted from label_start
     int64_t panel;
     double* loss;    // [PW]
-    bool grad;
 
     SK_INLINE void add_loss(const V* sums) const {
         C lanes[PW];
@@ -37,8 +38,8 @@ struct PanelLoss {
     // f(label in the tile, lane) for every positive label of the panel
     template <class F>
     SK_INLINE void for_positives(F&& f) const {
-        const int64_t first = job.label_start + label, rows = job.rows - panel * PW;
-        for (int lane = 0; lane < PW && lane < rows; ++lane) {
+        const int64_t first = job.label_start + label, rows = layout.rows_of(panel);
+        for (int lane = 0; lane < rows; ++lane) {
             const int64_t row = panel * PW + lane, end = job.offsets[row + 1];
             int64_t at = local.cursor[row];
             for (; at < end && job.indices[at] < first + count; ++at) f(job.indices[at] - first, lane);
@@ -131,8 +132,7 @@ struct PanelLoss {
 
     // y [count][PW] of this panel
     void fill_targets() const {
-        const int64_t rows = job.rows - panel * PW < PW ? job.rows - panel * PW : PW;
-        C* y = local.y;
+        const int64_t rows = layout.rows_of(panel);
         if (job.indices || rows < PW)
             for (int64_t i = 0; i < count * PW; ++i) y[i] = 0;
         if (job.indices) return for_positives([&](int64_t t, int lane) { y[t * PW + lane] = 1; });
@@ -157,10 +157,10 @@ struct PanelLoss {
 #pragma GCC unroll 2
             for (int v = 0; v < kVectors; ++v) {
                 C* at = z + t * PW + v * L;
-                const V y = load<V>(local.y + t * PW + v * L) * keep + lift;
+                const V target = load<V>(y + t * PW + v * L) * keep + lift;
                 V fn, gn, fp, gp;
                 f_of.both(load<V>(at), fn, gn, fp, gp);
-                const V positive = up * y, negative = wt * (M::splat(1) - y);
+                const V positive = up * target, negative = wt * (M::splat(1) - target);
                 // A target of exactly 0 or 1 must not multiply the other side's infinite value by zero.
                 sums[v] += (positive == V{} ? V{} : positive * fp) + (negative == V{} ? V{} : negative * fn);
                 if (Grad) store(at, positive * gp + negative * gn);
@@ -191,7 +191,7 @@ struct PanelLoss {
         run_as<Grad>(Bce<M>(job.loss));
     }
 
-    void run() const { grad ? run_with<true>() : run_with<false>(); }
+    void run(bool grad) const { grad ? run_with<true>() : run_with<false>(); }
 };
 
 }  // namespace

@@ -8,23 +8,22 @@ namespace {
 
 // Panels [first, last) of a thread; threads beyond their number get none (driver.cpp does not start them).
 template <class C>
-SK_INLINE void panel_share(const Job& job, int thread, int64_t& first, int64_t& last) {
-    const int64_t panels = panels_of<C>(job.rows), workers = panels < job.threads ? panels : job.threads;
-    first = panels * thread / workers;
-    last = panels * (thread + 1) / workers;
+SK_INLINE void panel_share(const Job& job, const Layout<C>& layout, int thread, int64_t& first, int64_t& last) {
+    const int64_t workers = layout.panels < job.threads ? layout.panels : job.threads;
+    first = layout.panels * thread / workers;
+    last = layout.panels * (thread + 1) / workers;
 }
 
 // One row of x_s: its column of the panel, and a row of by_slack.
 template <class C, class E>
-SK_INLINE void pack_numbers(const Job& job, const Shared<C>& shared, int64_t row, const E* x, C scale, C* slack) {
+SK_INLINE void pack_numbers(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t row, const E* x,
+                            C scale, C* slack) {
     constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
-    const int64_t s = job.slack;
+    const int64_t s = layout.slack;
     for (int64_t j = 0; j < s; ++j) slack[j * PW] = widen<C>(x[j]);
-    for (int64_t v = 0; job.needs_weight && v < slack_vectors<C>(job); ++v) {
-        C* out = shared.by_slack + by_slack_vector<C>(job, v, row);
-        const int64_t first = slack_column<C>(job, v);
-        // A column that two vectors hold is written twice, but added once.
-        const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;
+    for (int64_t v = 0; job.needs_weight && v < layout.slack_vectors; ++v) {
+        C* out = shared.by_slack + layout.by_slack_at(v, row);
+        const int64_t first = layout.slack_column(v), from = layout.own_column(v, row);
         for (int64_t j = first; j < first + L; ++j)
             out[j - first] = j < from || j >= s ? C(0) : widen<C>(x[j]) * scale;
     }
@@ -32,15 +31,15 @@ SK_INLINE void pack_numbers(const Job& job, const Shared<C>& shared, int64_t row
 
 // One row of x_s as pairs: of its own columns, and of this row and its neighbour.
 template <class C, class E>
-SK_INLINE void pack_pairs(const Job& job, const Shared<C>& shared, int64_t row, const E* x, Pair* slack) {
+SK_INLINE void pack_pairs(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t row, const E* x,
+                          Pair* slack) {
     if constexpr (std::is_same<std::remove_cv_t<E>, Bf16>::value) {
         constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
-        const int64_t s = job.slack;
+        const int64_t s = layout.slack;
         for (int64_t j = 0; j < s; j += 2) slack[j / 2 * PW] = pair_of(x[j], j + 1 < s ? x[j + 1] : Bf16{0});
-        for (int64_t v = 0; job.needs_weight && v < slack_vectors<C>(job); ++v) {
-            Pair* out = shared.by_slack + by_slack_vector<C>(job, v, row);
-            const int64_t first = slack_column<C>(job, v);
-            const int64_t from = adds_grad_weight<C>(job) || row >= kDepth ? v * L : 0;
+        for (int64_t v = 0; job.needs_weight && v < layout.slack_vectors; ++v) {
+            Pair* out = shared.by_slack + layout.by_slack_at(v, row);
+            const int64_t first = layout.slack_column(v), from = layout.own_column(v, row);
             for (int64_t j = first; j < first + L; ++j) {
                 const Bf16 value = j < from || j >= s ? Bf16{0} : x[j];
                 // Rows come in order, the even one of a pair first.
@@ -52,12 +51,11 @@ SK_INLINE void pack_pairs(const Job& job, const Shared<C>& shared, int64_t row, 
 }
 
 template <class C>
-void pack_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
+void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t panel) {
     constexpr int PW = kPanel<C>;
-    const int64_t s = job.slack, dft = job.k >= 0 ? 2 * job.k + 1 : 0;
-    auto* slack = shared.slack + panel * packed(s) * PW;
-    C* even = shared.even + panel * (job.k + 1) * PW;
-    C* odd = shared.odd + panel * job.k * PW;
+    auto* slack = shared.slack + panel * layout.slack_terms * PW;
+    C* even = shared.even + panel * layout.even * PW;
+    C* odd = shared.odd + panel * layout.odd * PW;
     C* scale = shared.scale + panel * PW;
     const C* row_scale = static_cast<const C*>(job.row_scale);
 
@@ -65,47 +63,42 @@ void pack_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
         const int64_t row = panel * PW + lane;
         if (row >= job.rows) {
             scale[lane] = 0;
-            for (int64_t j = 0; j < packed(s); ++j) slack[j * PW + lane] = 0;
-            if (dft) {
-                for (int64_t j = 0; j <= job.k; ++j) even[j * PW + lane] = 0;
-                for (int64_t j = 0; j < job.k; ++j) odd[j * PW + lane] = 0;
-            }
+            for (int64_t j = 0; j < layout.slack_terms; ++j) slack[j * PW + lane] = 0;
+            for (int64_t j = 0; j < layout.even; ++j) even[j * PW + lane] = 0;
+            for (int64_t j = 0; j < layout.odd; ++j) odd[j * PW + lane] = 0;
             continue;
         }
         const C sc = row_scale ? row_scale[row] : static_cast<C>(job.scale_of_all);
         scale[lane] = sc;
         with_storage<C>(job.dtype, job.x, [&](auto* x) {
             x += row * job.x_stride;
-            if (dft) {
-                even[lane] = widen<C>(x[0]);
-                for (int64_t j = 0; j < job.k; ++j) {
-                    even[(j + 1) * PW + lane] = widen<C>(x[2 * j + 1]);
-                    odd[j * PW + lane] = widen<C>(x[2 * j + 2]);
-                }
+            if (layout.even) even[lane] = widen<C>(x[0]);
+            for (int64_t j = 0; j < layout.odd; ++j) {
+                even[(j + 1) * PW + lane] = widen<C>(x[2 * j + 1]);
+                odd[j * PW + lane] = widen<C>(x[2 * j + 2]);
             }
-            x += dft;
+            x += layout.even + layout.odd;
             if constexpr (kDot2)
-                pack_pairs(job, shared, row, x, slack + lane);
+                pack_pairs(job, layout, shared, row, x, slack + lane);
             else
-                pack_numbers(job, shared, row, x, sc, slack + lane);
+                pack_numbers(job, layout, shared, row, x, sc, slack + lane);
         });
     }
 }
 
 // Adds the threads' private gradients in fixed order and writes rows of grad_x, scaled.
 template <class C>
-void reduce_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
+void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t panel) {
     using V = typename Simd<C>::V;
     constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
-    const int64_t dft = job.k >= 0 ? 2 * job.k + 1 : 0, width = dft + job.slack;
-    const int64_t rows = job.rows - panel * PW < PW ? job.rows - panel * PW : PW;
+    const int64_t dft = layout.even + layout.odd, width = layout.width, rows = layout.rows_of(panel);
     const C* scale = shared.scale + panel * PW;
-    C* out = static_cast<C*>(job.grad_x) + panel * PW * width;
-    const Local<C> mine = local_of(job, shared, 0);
-    const int64_t next = static_cast<int64_t>(local_bytes<C>(job));  // bytes from one thread's buffers to the next's
+    const Local<C> mine = local_of(job, layout, shared, 0);
+    const size_t next = local_bytes(job, layout);
 
     // column_of(j): which column of x row j of the part belongs to
     auto add_up = [&](const C* part, int64_t columns, auto column_of) {
+        C* out = static_cast<C*>(job.grad_x) + panel * PW * width;
         for (int64_t j = 0; j < columns; ++j) {
             const char* at = reinterpret_cast<const char*>(part + (panel * columns + j) * PW);
             V sums[kVectors]{};
@@ -118,11 +111,9 @@ void reduce_panel(const Job& job, const Shared<C>& shared, int64_t panel) {
         }
     };
     if (job.needs_x) {
-        if (dft) {
-            add_up(mine.geven, job.k + 1, [](int64_t j) { return j ? 2 * j - 1 : 0; });
-            add_up(mine.godd, job.k, [](int64_t j) { return 2 * j + 2; });
-        }
-        add_up(mine.gslack, job.slack, [dft](int64_t j) { return dft + j; });
+        add_up(mine.geven, layout.even, [](int64_t j) { return j ? 2 * j - 1 : 0; });
+        add_up(mine.godd, layout.odd, [](int64_t j) { return 2 * j + 2; });
+        add_up(mine.gslack, layout.slack, [dft](int64_t j) { return dft + j; });
     }
     for (int64_t row = 0; row < rows; ++row) {
         double sum = 0;

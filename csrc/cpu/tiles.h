@@ -26,6 +26,7 @@ struct Tiles {
     static constexpr int64_t kGroup = 48;
 
     const Job& job;
+    const Layout<C> layout;
     const Shared<C> shared;
     const Local<C> local;
     const int thread;
@@ -37,7 +38,8 @@ struct Tiles {
     const C* sin = nullptr;
 
     Tiles(const Job& j, int t)
-        : job(j), shared(j), local(local_of(j, shared, t)), thread(t), panels(panels_of<C>(j.rows)) {}
+        : job(j), layout(j), shared(j, layout), local(local_of(j, layout, shared, t)), thread(t),
+          panels(layout.panels) {}
 
     void run() {
         const Share share = share_of(job.labels, job.tile, job.threads, thread);
@@ -46,50 +48,46 @@ struct Tiles {
         for (int64_t at = share.lo; at < share.hi; at += job.tile, ++tile) {
             const int64_t count = share.hi - at < job.tile ? share.hi - at : job.tile;
             enter(at, count, tile);
-            if (whole_columns(job)) whole_tile(at, count);
-            for (int64_t panel = 0; panel < panels && !whole_columns(job); ++panel) {
-                C* z = local.z + (job.needs_weight || job.needs_bias ? panel * panel_stride<C>(job) : 0);
-                forward(z, at, count, panel);
-                if (job.consumer == Consumer::loss) {
-                    const bool grad = job.needs_x || job.needs_weight || job.needs_bias;
-                    PanelLoss<C>{job, local, z, count, at, panel, local.loss + panel * PW, grad}.run();
-                    if (job.needs_x) back(z, count, panel);
-                    if constexpr (kDot2)
-                        if (job.needs_weight)
-                            pair_lanes(z, count, shared.scale + panel * PW, job.rows - panel * PW, rows_in_pairs(panel));
-                } else {
-                    Reader<C>{job, local, z, count, at, panel, thread}.run();
-                }
-            }
+            if (layout.columns)
+                whole_tile(at, count);
+            else
+                for (int64_t panel = 0; panel < panels; ++panel) one_panel(at, count, panel);
             if (job.needs_weight && job.slack) grad_weight(at, count);
             if (job.needs_bias) grad_bias(at, count);
         }
     }
 
+    void one_panel(int64_t at, int64_t count, int64_t panel) {
+        C* z = local.z + layout.panel_at(panel);
+        forward(z, at, count, panel);
+        if (!layout.loss) return Reader<C>{job, layout, local, z, count, at, panel, thread}.run();
+        PanelLoss<C>{job, layout, local, z, local.y, count, at, panel, local.loss + panel * PW}.run(layout.any_grad);
+        if (job.needs_x) back(z, count, panel);
+        if constexpr (kDot2)
+            if (job.needs_weight)
+                pair_lanes(z, count, shared.scale + panel * PW, layout.rows_of(panel), rows_in_pairs(panel));
+    }
+
     // A loss of whole columns: the logits of all rows first.
     void whole_tile(int64_t at, int64_t count) {
-        const int64_t stride = panel_stride<C>(job);
         const bool settings = job.confusion.grad_beta || job.confusion.grad_eta;
-        for (int64_t panel = 0; panel < panels; ++panel) forward(local.z + panel * stride, at, count, panel);
-        ConfusionTile<C>{job, shared, local, count, at, panels, thread}.run(job.needs_x || job.needs_weight ||
-                                                                            job.needs_bias || settings);
+        for (int64_t panel = 0; panel < panels; ++panel) forward(local.z + layout.panel_at(panel), at, count, panel);
+        ConfusionTile<C>{job, layout, local, count, at, thread}.run(layout.any_grad || settings);
         if (job.needs_x)
-            for (int64_t panel = 0; panel < panels; ++panel) back(local.z + panel * stride, count, panel);
+            for (int64_t panel = 0; panel < panels; ++panel) back(local.z + layout.panel_at(panel), count, panel);
     }
 
     void begin(const Share& share) {
         auto clear = [](auto* p, int64_t count) { __builtin_memset(p, 0, static_cast<size_t>(count) * sizeof(*p)); };
         if (job.needs_x) {
-            clear(local.gslack, panels * job.slack * PW);
-            if (job.k >= 0) {
-                clear(local.geven, panels * (job.k + 1) * PW);
-                clear(local.godd, panels * job.k * PW);
-            }
+            clear(local.gslack, panels * layout.slack * PW);
+            clear(local.geven, panels * layout.even * PW);
+            clear(local.godd, panels * layout.odd * PW);
         }
-        if (job.consumer == Consumer::loss) clear(local.loss, panels * PW);
-        if (job.consumer == Consumer::loss) {
-            clear(local.pos_z, job.tile * PW + PW);
-            clear(local.pos_w, job.tile * PW + PW);
+        if (layout.loss) {
+            clear(local.loss, panels * PW);
+            clear(local.pos_z, layout.tile * PW + PW);
+            clear(local.pos_w, layout.tile * PW + PW);
         }
         if (job.consumer == Consumer::topk)
             for (int64_t i = 0; i < panels * PW; ++i) local.bound[i] = static_cast<C>(__builtin_nan(""));
@@ -110,18 +108,21 @@ struct Tiles {
             cos = static_cast<const C*>(job.cos) + tile * job.k;
             sin = static_cast<const C*>(job.sin) + tile * job.k;
         }
-        weight_stride = job.weight_stride / kPack;
-        weight = static_cast<const Factor<C>*>(job.weight) + at * weight_stride;
+        if (!layout.slack) return;
         if (kDot2 && job.needs_x) pair_labels(as_bf16(at), count);
-        if (!copies_weight<C>(job)) return;
-        weight_stride = copied_stride<C>(packed(job.slack));
+        if (!layout.copies_weight) {
+            weight_stride = job.weight_stride / kPack;
+            weight = static_cast<const Factor<C>*>(job.weight) + at * weight_stride;
+            return;
+        }
+        weight_stride = layout.copied_stride;
         weight = local.weight;
         if constexpr (kDot2) return pair_columns(as_bf16(at), count);
         with_storage<C>(job.dtype, job.weight, [&](auto* from) {
             for (int64_t t = 0; t < count; ++t) {
                 const auto* row = from + (at + t) * job.weight_stride;
                 auto* out = local.weight + t * weight_stride;
-                for (int64_t j = 0; j < job.slack; ++j) out[j] = widen<C>(row[j]);
+                for (int64_t j = 0; j < layout.slack; ++j) out[j] = widen<C>(row[j]);
             }
         });
     }
@@ -130,7 +131,7 @@ struct Tiles {
 
     // The tile's weight in pairs of columns ...
     void pair_columns(const Bf16* from, int64_t count) {
-        const int64_t s = job.slack, stride = job.weight_stride;
+        const int64_t s = layout.slack, stride = job.weight_stride;
         for (int64_t t = 0; t < count; ++t) {
             auto* out = local.weight + t * weight_stride;
             __builtin_memcpy(out, from + t * stride, static_cast<size_t>(s / 2) * sizeof(Pair));  // as they lie
@@ -140,7 +141,7 @@ struct Tiles {
 
     // ... and in pairs of labels.
     void pair_labels(const Bf16* from, int64_t count) {
-        const int64_t s = job.slack, stride = job.weight_stride;
+        const int64_t s = layout.slack, stride = job.weight_stride;
         for (int64_t t = 0; t < count; t += 2) {
             const Bf16* __restrict low = from + t * stride;
             const Bf16* __restrict high = low + stride;
@@ -163,8 +164,8 @@ struct Tiles {
     }
 
     void rotate(int64_t panel) {
-        const C* even = shared.even + panel * (job.k + 1) * PW;
-        const C* odd = shared.odd + panel * job.k * PW;
+        const C* even = shared.even + panel * layout.even * PW;
+        const C* odd = shared.odd + panel * layout.odd * PW;
         for (int v = 0; v < PW; v += L) store(local.turned_even + v, load<V>(even + v));
         for (int64_t j = 0; j < job.k; ++j)
             for (int v = 0; v < PW; v += L) {
@@ -198,10 +199,10 @@ struct Tiles {
         }
         const C* u = static_cast<const C*>(job.u);
         const C* bias = job.bias ? static_cast<const C*>(job.bias) + at : nullptr;
-        const auto* xs = shared.slack + panel * packed(job.slack) * PW;
+        const auto* xs = shared.slack + panel * layout.slack_terms * PW;
         // While the first panel is done, the weight of the next tile comes nearer.
-        const bool fetch = panel == 0 && !copies_weight<C>(job) && at + 2 * job.tile <= job.labels;
-        const int64_t terms = packed(job.slack), depth = terms < kDepth ? terms : kDepth;
+        const bool fetch = panel == 0 && !layout.copies_weight && at + 2 * job.tile <= job.labels;
+        const int64_t terms = layout.slack_terms, depth = terms < kDepth ? terms : kDepth;
         for_row_blocks<kPanelHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
             Block<C, decltype(r)::value, kVectors> block;
             if (bias)
@@ -224,13 +225,13 @@ struct Tiles {
     }
 
     void back(const C* g, int64_t count, int64_t panel) {
-        C* gslack = local.gslack + panel * job.slack * PW;
+        C* gslack = local.gslack + panel * layout.slack * PW;
         if constexpr (kDot2) pair_rows(g, count, local.g_by_labels);
-        for_row_blocks<kPanelHeight>(job.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
+        for_row_blocks<kPanelHeight>(layout.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
             Block<C, decltype(r)::value, kVectors> block;
             block.zero();
             if constexpr (kDot2)
-                block.add(local.weight_by_labels + j, 1, job.slack, local.g_by_labels, PW, packed(count));
+                block.add(local.weight_by_labels + j, 1, layout.slack, local.g_by_labels, PW, packed(count));
             else
                 block.add(weight + j, 1, weight_stride, g, PW, count);
             block.add_to(gslack + j * PW, PW);
@@ -241,8 +242,8 @@ struct Tiles {
                  local.turned_even);
         multiply(static_cast<const C*>(job.v_odd), 1, job.k, job.k, local.coef + job.even_rank * PW,
                  job.rank - job.even_rank, local.turned_odd);
-        C* geven = local.geven + panel * (job.k + 1) * PW;
-        C* godd = local.godd + panel * job.k * PW;
+        C* geven = local.geven + panel * layout.even * PW;
+        C* godd = local.godd + panel * layout.odd * PW;
         for (int v = 0; v < PW; v += L) store(geven + v, load<V>(geven + v) + load<V>(local.turned_even + v));
         for (int64_t j = 0; j < job.k; ++j)
             for (int v = 0; v < PW; v += L) {
@@ -254,14 +255,14 @@ struct Tiles {
             }
     }
 
-    Pair* rows_in_pairs(int64_t panel) const { return local.g_by_rows + panel * job.tile * (PW / 2); }
+    Pair* rows_in_pairs(int64_t panel) const { return local.g_by_rows + panel * layout.tile * (PW / 2); }
 
     // dloss/dz of a panel as grad_weight multiplies it
     SK_INLINE const Factor<C>* gradient(int64_t panel) const {
         if constexpr (kDot2)
             return rows_in_pairs(panel);
         else
-            return local.z + panel * panel_stride<C>(job);
+            return local.z + panel * layout.panel_stride;
     }
 
     // One block of grad_weight: MR labels x NV vectors of slack columns from `vector` on, summed over the rows of some
@@ -271,15 +272,15 @@ struct Tiles {
                                      bool add) {
         Block<C, MR, NV, Vec> block;
         block.zero();
-        const int64_t first = slack_column<C>(job, vector), step = slack_column<C>(job, vector + 1) - first;
+        const int64_t first = layout.slack_column(vector), step = layout.slack_column(vector + 1) - first;
         // What is written next: the next columns of these labels, or the first of the next labels.  Not in a buffer of
         // this thread, which is near anyway: what lies behind its end is another thread's.
-        const C* next = out + (vector + NV < slack_vectors<C>(job) ? first + NV * L : kGroup * stride);
-        if (!narrows_grad_weight<C>(job)) {
+        const C* next = out + (vector + NV < layout.slack_vectors ? first + NV * L : kGroup * stride);
+        if (!layout.narrows_grad_weight) {
             SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
         }
         constexpr int64_t kTerms = PW / kPack, kStep = 2 * L;  // of a whole panel; from one term of x to the next
-        const auto* x = shared.by_slack + by_slack_vector<C>(job, vector);
+        const auto* x = shared.by_slack + layout.by_slack_at(vector);
         for (; panel < last; ++panel) {
             const int64_t rows = job.rows - panel * PW;
             const auto* g = gradient(panel) + t * kTerms;
@@ -288,17 +289,17 @@ struct Tiles {
             else
                 block.add(g, kTerms, 1, x + panel * kTerms * kStep, kStep, packed(rows));
         }
-        if (job.slack >= L) return add ? block.add_to(out + first, stride, step) : block.write(out + first, stride, step);
+        if (layout.slack >= L) return add ? block.add_to(out + first, stride, step) : block.write(out + first, stride, step);
         C lanes[MR * NV * L];
         block.write(lanes, NV * L);
         for (int i = 0; i < MR; ++i)
-            for (int64_t j = 0; j < job.slack; ++j)
+            for (int64_t j = 0; j < layout.slack; ++j)
                 out[i * stride + j] = lanes[i * NV * L + j] + (add ? out[i * stride + j] : C(0));
     }
 
     // A few labels x all slack columns, for the rows of panels [panel, last)
     void grad_weight_group(int64_t t, int64_t labels, int64_t panel, int64_t last, C* out, int64_t stride, bool add) {
-        const int64_t vectors = slack_vectors<C>(job), whole = vectors - half_tail<C>(job);
+        const int64_t vectors = layout.slack_vectors, whole = vectors - layout.half_tail;
         int64_t vector = 0;
         for (; vector + 2 <= whole; vector += 2)
             for_row_blocks<kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
@@ -317,15 +318,15 @@ struct Tiles {
     }
 
     void grad_weight(int64_t at, int64_t count) {
-        const bool narrow = narrows_grad_weight<C>(job), add = adds_grad_weight<C>(job);
+        const bool narrow = layout.narrows_grad_weight;
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
-        const int64_t stride = narrow ? copied_stride<C>(job.slack) : job.grad_weight_stride;
+        const int64_t stride = narrow ? layout.narrowed_stride : job.grad_weight_stride;
         for (int64_t group = 0; group < count; group += kGroup) {
             const int64_t rows = count - group < kGroup ? count - group : kGroup;
             C* to = out + group * stride;
             for (int64_t panel = 0; panel < panels; panel += kDepth / PW) {
                 const int64_t last = panel + kDepth / PW < panels ? panel + kDepth / PW : panels;
-                grad_weight_group(group, rows, panel, last, to, stride, add || panel);
+                grad_weight_group(group, rows, panel, last, to, stride, layout.adds_grad_weight || panel);
             }
         }
         if (!narrow) return;
@@ -334,7 +335,7 @@ struct Tiles {
             for (int64_t t = 0; t < count; ++t) {
                 E* __restrict row = to + (at + t) * job.grad_weight_stride;
                 const C* __restrict from = local.gweight + t * stride;
-                const int64_t s = job.slack;
+                const int64_t s = layout.slack;
                 if (job.accumulate)
                     for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j] + widen<C>(row[j]));
                 else
@@ -347,12 +348,16 @@ struct Tiles {
         C* out = static_cast<C*>(job.grad_bias) + at;
         for (int64_t t = 0; t < count; ++t) {
             V sums{};
-            for (int64_t panel = 0; panel < panels; ++panel) {
-                const C* g = local.z + panel * panel_stride<C>(job) + t * PW;
-                const C* scale = shared.scale + panel * PW;
-                SK_EACH(v, kVectors) sums += load<V>(g + v * L) * load<V>(scale + v * L);
-            }
             C lanes[L], sum = job.accumulate ? out[t] : C(0);
+            for (int64_t panel = 0; panel < panels; ++panel) {
+                const C* g = local.z + panel * layout.panel_stride + t * PW;
+                const C* scale = shared.scale + panel * PW;
+                if (layout.rows_of(panel) == PW) {
+                    SK_EACH(v, kVectors) sums += load<V>(g + v * L) * load<V>(scale + v * L);
+                } else {  // lanes without a row hold what infinite weights have made of a zero
+                    for (int64_t i = 0; i < layout.rows_of(panel); ++i) sum += g[i] * scale[i];
+                }
+            }
             store(lanes, sums);
             for (int i = 0; i < L; ++i) sum += lanes[i];
             out[t] = sum;
@@ -363,11 +368,12 @@ struct Tiles {
 template <class C>
 void run_phase(const Job& job, Phase phase, int thread) {
     if (phase == Phase::tiles) return Tiles<C>(job, thread).run();
-    const Shared<C> shared(job);
+    const Layout<C> layout(job);
+    const Shared<C> shared(job, layout);
     int64_t first, last;
-    panel_share<C>(job, thread, first, last);
+    panel_share(job, layout, thread, first, last);
     for (int64_t panel = first; panel < last; ++panel)
-        phase == Phase::pack ? pack_panel(job, shared, panel) : reduce_panel(job, shared, panel);
+        phase == Phase::pack ? pack_panel(job, layout, shared, panel) : reduce_panel(job, layout, shared, panel);
 }
 
 void run(const Job& job, Phase phase, int thread) {

@@ -37,9 +37,9 @@ sk::LossParams loss_of(const py::dict& settings) {
 
 sk::ConfusionParams confusion_of(const py::dict& settings) {
     sk::ConfusionParams loss;
-    loss.form = settings["form"].cast<int>(), loss.mirrored = settings["mirrored"].cast<bool>();
-    if (loss.form < 0 || loss.form > 2)
-        throw py::value_error("form must be 0 (logits), 1 (probability) or 2 (unbounded)");
+    const int form = settings["form"].cast<int>();
+    if (form < 0 || form > 2) throw py::value_error("form must be 0 (logits), 1 (probability) or 2 (unbounded)");
+    loss.form = static_cast<sk::ConfusionForm>(form), loss.mirrored = settings["mirrored"].cast<bool>();
     const auto number = [&](const char* name) { return settings[name].cast<double>(); };
     loss.n_tp = number("n_tp"), loss.n_s = number("n_s"), loss.n_p = number("n_p"), loss.n_rows = number("n_rows");
     loss.d_s = number("d_s"), loss.d_p = number("d_p"), loss.d_rows = number("d_rows");

@@ -1,12 +1,12 @@
 // Confusion-matrix losses of whole columns, one value per label from all rows (sigkernels/losses/confusion.py has the
 // formulas), and their gradients, without a [batch, labels] array.
 //
-// A label's value is N / D, both linear in tp = sum S y, s = sum S, p = sum y and the number of rows, so ∂value/∂S is
-// on_y y + on_all: two numbers per label.  Per tile: logits of every group of rows and their column sums, the two
-// numbers, then ∂loss/∂z of every group, and its products as in the fused pass.  Where a batch has more than one group
+// core/confusion.h has the arithmetic of a label.  Per tile: logits of every group of rows and their column sums, the two
+// slopes of each label, then ∂loss/∂z of every group, and its products as in the fused pass.  Where a batch has more than one group
 // of rows, a tile's logits wait in a scratch array of the block.
 #pragma once
 
+#include "device_math.cuh"
 #include "gradients.cuh"
 #include "launch.h"
 #include "targets.cuh"
@@ -37,37 +37,6 @@ struct ConfusionShared {
     static constexpr int at_labels = at_settings + (sizeof(ConfusionParams) + 15) / 16 * 16;  // Acc [3, TILE]
     static constexpr int at_range = at_labels + 3 * TILE * sizeof(Acc);  // Range
     static constexpr int bytes = at_range + 16;
-};
-
-// sigma(v) and sigma(v) sigma(-v), without the cancellation of 1 - sigma.
-template <class Acc>
-__device__ __forceinline__ void sigma(Acc v, Acc& s, Acc& bell) {
-    const Acc e = exp(-fabs(v)), big = 1 / (1 + e), small = e * big;
-    s = v < 0 ? small : big;
-    bell = small * big;
-}
-
-template <class Acc>
-struct Score {
-    Acc s;      // S, or 1 - S for a mirrored metric
-    Acc slope;  // ∂s/∂z
-    Acc steep;  // ∂s/∂(beta (u + eta))
-    Acc t;      // u + eta
-
-    __device__ __forceinline__ Score(int form, Acc z, Acc beta, Acc eta, Acc sign) {
-        if (form == ConfusionParams::unbounded) {
-            s = sign < 0 ? 1 - z : z;
-            slope = sign;
-            steep = t = 0;
-            return;
-        }
-        Acc u = z, du = 1, bell;
-        if (form == ConfusionParams::probability) sigma(z, u, du);
-        t = u + eta;
-        sigma(sign * beta * t, s, bell);
-        steep = sign * bell;
-        slope = steep * beta * du;
-    }
 };
 
 // Sums per column: four threads have a slot each, in shared memory because registers are scarce, and the slots of a
@@ -107,7 +76,7 @@ struct Column {
     const uint32_t* bits;
     int64_t label;
     int column, part;
-    Acc bias, beta, eta, sign;
+    Acc bias, beta, eta;
 
     __device__ __forceinline__ Column(const ConfusionLossArgs<K>& p_, const ConfusionParams& loss_,
                                       const Acc* labels, const Shared<K>& shared_, const uint32_t* bits_,
@@ -115,7 +84,6 @@ struct Column {
         : p(p_), loss(loss_), shared(shared_), bits(bits_), column(thread() % TILE), part(thread() / TILE) {
         label = int64_t(tile) * TILE + column;
         bias = labels[column], beta = labels[TILE + column], eta = labels[2 * TILE + column];
-        sign = loss.mirrored ? -1 : 1;
     }
     __device__ __forceinline__ bool real() const { return label < p.tile.labels; }
 
@@ -139,7 +107,7 @@ struct Column {
             if (row >= p.tile.batch || !real()) continue;
             const Acc z = shared.z()[r * K::LD_Z + column] + bias, y = target(r, row);
             if (several) saved(row0)[r * TILE + column] = z;
-            const Score<Acc> score(loss.form, z, beta, eta, sign);
+            const ConfusionScore<DeviceMath<Acc>> score(loss.form, loss.mirrored, z, beta, eta);
             tp += score.s * y, s += score.s, positives += y;
         }
         sums.add(0, row0 == 0, double(tp));
@@ -158,7 +126,7 @@ struct Column {
             Acc g = 0;
             if (row < p.tile.batch && real()) {
                 const Acc z = several ? saved(row0)[r * TILE + column] : shared.z()[r * K::LD_Z + column] + bias;
-                const Score<Acc> score(loss.form, z, beta, eta, sign);
+                const ConfusionScore<DeviceMath<Acc>> score(loss.form, loss.mirrored, z, beta, eta);
                 const Acc by_score = on_y * target(r, row) + on_all;
                 g = by_score * score.slope;
                 by_eta += by_score * score.steep;
@@ -182,13 +150,11 @@ __device__ __forceinline__ void evaluate(const ConfusionLossArgs<K>& p, const Co
     const int column = thread();
     if (column >= TILE) return;
     const double rows = static_cast<double>(p.tile.batch), tp = sums.total(0), s = sums.total(1), y = sums.total(2);
-    const double under = c.d_s * s + c.d_p * y + c.d_rows * rows;
-    const double inverse = fabs(under) > c.tiny ? 1 / under : 0;
-    const double value = (c.n_tp * tp + c.n_s * s + c.n_p * y + c.n_rows * rows) * inverse;
-    const double here = int64_t(tile) * TILE + column < p.tile.labels ? 1 - value : 0;
+    const ConfusionValue of_label(c, tp, s, y, rows, 0);
+    const double here = int64_t(tile) * TILE + column < p.tile.labels ? 1 - of_label.value : 0;
     loss[column] = first ? here : loss[column] + here;
-    slopes[column] = static_cast<Acc>(-c.scale * c.n_tp * inverse);
-    slopes[TILE + column] = static_cast<Acc>(-c.scale * (c.n_s - c.d_s * value) * inverse);
+    slopes[column] = static_cast<Acc>(of_label.on_y);
+    slopes[TILE + column] = static_cast<Acc>(of_label.on_all);
 }
 
 template <class K>

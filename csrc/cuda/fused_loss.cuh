@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/losses.h"
+#include "device_math.cuh"
 #include "gradients.cuh"
 #include "targets.cuh"
 
@@ -21,18 +22,6 @@ struct FusedLossArgs {
     const typename K::Acc* pos_weight;    // [labels] or null
     const typename K::Acc* row_factor;    // [batch]: multiplies ∂loss/∂z
     double* row_sums;                     // [blocks, batch]
-};
-
-// The arithmetic of core/losses.h for one number.
-template <class T>
-struct DeviceMath {
-    using V = T;
-    static SK_HD T splat(double v) { return static_cast<T>(v); }
-    static SK_HD T abs(T v) { return fabs(v); }
-    static SK_HD T exp_neg(T v) { return exp(v); }
-    static SK_HD T log(T v) { return ::log(v); }
-    static SK_HD T log1p(T v) { return ::log1p(v); }
-    static SK_HD T lt_select(T a, T b, T yes, T no) { return a < b ? yes : no; }
 };
 
 // Shared memory of this kernel: the tile, then the targets and the sums of a row group.

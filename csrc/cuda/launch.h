@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/confusion.h"
 #include "core/losses.h"
 
 namespace sk {
@@ -54,15 +55,6 @@ struct FusedLoss {
     LossParams loss;
     const void *label_weight, *pos_weight, *row_factor;
     double* row_sums;
-};
-
-// value = (n_tp tp + n_s s + n_p p + n_rows rows) / (d_s s + d_p p + d_rows rows), 0 where |denominator| <= tiny
-struct ConfusionParams {
-    enum Form { logits, probability, unbounded };
-    int form = logits;  // what S is a function of
-    int mirrored = 0;   // S and y trade places with 1-S and 1-y
-    double n_tp = 0, n_s = 0, n_p = 0, n_rows = 0, d_s = 0, d_p = 0, d_rows = 0;
-    double tiny = 0, scale = 1, beta = 1, eta = 0;
 };
 
 struct ConfusionLoss {

@@ -171,7 +171,10 @@ class _Call:
 
     def set_targets(self, targets: LabelSets | Tensor) -> None:
         if isinstance(targets, LabelSets):
-            self.c.sparse_targets(self.keep(targets.indices.contiguous()), self.keep(targets.offsets.contiguous()))
+            indices, offsets = targets.indices.contiguous(), targets.offsets.contiguous()
+            self.c.sparse_targets(
+                self.keep(indices), indices.numel(), self.keep(offsets), offsets.numel(), targets.num_labels
+            )
             return
         if targets.dtype not in _DTYPES:
             targets = targets.to(torch.float32)

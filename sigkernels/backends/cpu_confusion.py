@@ -65,11 +65,10 @@ def _sweep(
     else:
         call.set_targets(targets)
         _set_confusion(call, loss, layer, real)
-        c.loss_kind, c.scale = _CONFUSION, scale
+        c.loss_kind, c.scale, c.tiny = _CONFUSION, scale, torch.finfo(real).tiny
         if slopes is not None:
             c.slopes_known, (c.on_y, c.on_all) = True, slopes
         c.sums = sums.data_ptr()
-        c.row_scale = call.keep(torch.ones(batch, dtype=real))
         rows = torch.empty(batch, dtype=torch.float64)
         call.set_results(rows, grad_x, grad_bias, grad_weight, fresh)
         if needs[3]:

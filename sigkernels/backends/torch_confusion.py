@@ -40,8 +40,9 @@ class _Columns(NamedTuple):
     slope: Tensor  # [B, c]: ∂score/∂z
     t: Tensor | None  # [B, c]: u + η
     steep: Tensor | None  # [B, c]: ∂score/∂(β(u + η))
-    y: Tensor  # [B, c]: y, or 1-y
-    tp: Tensor  # [c] float64
+    y: Tensor  # [B, c]: y, or 1-y, above `least`
+    least: Tensor | float  # [c] float64: the smallest target of each label where targets are not just 0 and 1
+    tp: Tensor  # [c] float64: sums of score · y
     s: Tensor  # [c]
     p: Tensor  # [c]
 
@@ -77,7 +78,7 @@ def confusion_loss(
     for c in _columns(walk, layer, targets, loss, any(needs)):
         slopes = pooled
         if slopes is None:
-            fraction, slopes = loss.fraction(c.tp, c.s, c.p, x.shape[0], tiny)
+            fraction, slopes = loss.fraction(c.tp, c.s, c.p, x.shape[0], tiny, c.least)
             value += (1 - fraction).sum() * scale
         if not any(needs):
             continue
@@ -112,10 +113,16 @@ def _columns(
 ) -> Iterator[_Columns]:
     chunk_targets = _ChunkTargets(targets, layer, walk)
     wide = sum_dtype(walk.x.device)
+    soft = isinstance(targets, Tensor) and loss.average == "label" and walk.x.shape[0] > 0
     for index, (start, stop, weight, z) in enumerate(walk):
         y = chunk_targets(start, stop)
         if loss.mirrored:
             y = 1 - y
+        p = y.sum(0).to(wide)
+        least: Tensor | float = 0.0
+        if soft:
+            lowest = y.amin(0)
+            y, least = y - lowest, lowest.to(wide)
         t = steep = None
         if isinstance(loss, SigmoidF1):
             here = slice(start, stop)
@@ -146,9 +153,10 @@ def _columns(
             t,
             steep,
             y,
+            least,
             tp=(score * y).sum(0).to(wide),
             s=score.sum(0).to(wide),
-            p=y.sum(0).to(wide),
+            p=p,
         )
 
 

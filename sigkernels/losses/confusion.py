@@ -8,8 +8,9 @@
 
 The loss of a label is 1 - value; a label whose denominator is 0 has value 0 and gradient 0.
 
-Every value is N/D with N and D linear in tp, s = ΣS, p = Σy and B, so ∂loss/∂S_bc = A_c y_bc + C_c: two numbers per
-label. specificity and npv are recall and precision with the roles of 0 and 1 exchanged, and are computed so: 1-S comes
+Every value is N/D with N and D linear in tp, s = ΣS, p = Σy and B, so ∂loss/∂S_bc = A_c (y_bc - l_c) + C_c: two numbers
+per label. l_c is the smallest target of a label where targets may lie between 0 and 1, else 0: the slope of a precision is
+(y - value)/D, and written so it is 0 where all targets are equal, and not what rounding leaves of a difference. specificity and npv are recall and precision with the roles of 0 and 1 exchanged, and are computed so: 1-S comes
 from σ of the negated argument, not from a difference that cancels.
 """
 
@@ -36,7 +37,7 @@ AVERAGES = ("label", "pooled")
 
 
 class Slopes(NamedTuple):
-    """∂value/∂S_bc = ``on_y``·y_bc + ``on_all``."""
+    """∂value/∂S_bc = ``on_y``·(y_bc - least_c) + ``on_all``."""
 
     on_y: Tensor
     on_all: Tensor
@@ -74,14 +75,19 @@ class ConfusionLoss(Loss):
         """Those of tp, s, p and B in the numerator, and of s, p and B in the denominator."""
         return _FRACTIONS[_MIRRORED.get(self.metric, self.metric)]
 
-    def fraction(self, tp: Tensor, s: Tensor, p: Tensor, batch: int, tiny: float) -> tuple[Tensor, Slopes]:
-        """The value from the sums of S·y, S and y, and its slopes; 0 where the denominator is."""
+    def fraction(
+        self, tp: Tensor, s: Tensor, p: Tensor, batch: int, tiny: float, least: Tensor | float = 0.0
+    ) -> tuple[Tensor, Slopes]:
+        """The value from the sums of S·(y - least), S and y, and its slopes; 0 where the denominator is."""
         (a, b, c, d), (e, f, g) = self.coefficients
-        over, under = a * tp + b * s + c * p + d * batch, e * s + f * p + g * batch
+        under, per_s, rest = e * s + f * p + g * batch, a * least + b, a * tp + c * p + d * batch
         usable = under.abs() > tiny
         inverse = torch.where(usable, 1 / torch.where(usable, under, 1), 0)
-        value = over * inverse
-        return value, Slopes(a * inverse, (b - e * value) * inverse)
+        value = (rest + per_s * s) * inverse
+        on_all = (
+            (per_s * (f * p + g * batch) - e * rest) * inverse
+        ) * inverse  # per_s - e·value without the terms in s
+        return value, Slopes(a * inverse, on_all)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """The loss of logits ``z [B, n]`` and targets ``y [B, n]``, a scalar: the mean over labels, or pooled."""

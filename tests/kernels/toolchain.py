@@ -47,7 +47,7 @@ def fingerprint(*extra: str, folders: Sequence[Path] = (CSRC / "cuda", CSRC / "c
     """Changes when a source, or what is done with it (``extra``), changes."""
     digest = hashlib.sha256("\0".join(extra).encode())
     for folder in folders:
-        for path in sorted(folder.iterdir()):
+        for path in sorted(path for path in folder.iterdir() if path.is_file()):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
