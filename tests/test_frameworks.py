@@ -149,7 +149,7 @@ def test_trainer_autocast_reaches_the_head(hugging_face):
     trainer = hugging_face["trainer"]
     seen = record_dtypes(trainer.model.head.proj)
     assert trainer.evaluate()["eval_loss"] > 0
-    trainer.training_step(trainer.model, hugging_face["collate_rows"](hugging_face["rows"][:4]))
+    trainer.training_step(trainer.model, hugging_face["collate"](hugging_face["rows"][:4]))
     assert seen == {torch.bfloat16}
 
 
