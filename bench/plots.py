@@ -93,7 +93,7 @@ def memory(records: Sequence[Any]) -> Any:
 
 
 def roofline(records: Sequence[Any]) -> Any:
-    """Measured peaks of the machine, and where the fused pass stands below them."""
+    """Rates of torch's own product and copy (the line), and that of the fused pass, which may lie above it."""
     mine = [r for r in records if r.suite == "roofline"]
     flops = next((r.more["GFLOP/s"] for r in mine if r.who == "torch sgemm"), None)
     bandwidth = next((r.more["GB/s"] for r in mine if r.who == "copy"), None)
@@ -116,7 +116,7 @@ def roofline(records: Sequence[Any]) -> Any:
     axes.yaxis.set_minor_formatter(lambda y, _: f"{y:g}")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
-    htmlreport.legend(figure, columns=2, title="case: share of the attainable")
+    htmlreport.legend(figure, columns=2, title="case: rate / the line")
     return figure
 
 

@@ -26,7 +26,7 @@ OURS = "sigkernels"
 FIELDS = ("n", "rows", "peak_bytes", "interval", "factor_interval", "preemptions")  # of a record, by their own name
 OVERVIEW = {
     "ratios": (plots.ratios, "Every case and peer: time of the peer over that of sigkernels"),
-    "roofline": (plots.roofline, "The fused pass below the measured peaks of this machine"),
+    "roofline": (plots.roofline, "The fused pass beside the measured rates of torch's own product and copy (the line)"),
     "memory": (plots.memory, "Memory that one training step adds at its peak"),
     "scaling": (plots.scaling, "Throughput as the number of labels grows"),
 }

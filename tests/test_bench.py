@@ -100,7 +100,7 @@ def canned(report):
 def test_the_report_of_a_canned_run(report, canned):
     environment = env.collect()
     page = report.page(canned, report.compare(canned, canned), environment, "sigkernels bench --html")
-    for caption in ("Every case and peer", "measured peaks", "at its peak", "as the number of labels grows"):
+    for caption in ("Every case and peer", "measured rates of torch", "at its peak", "as the number of labels grows"):
         assert caption in page
     assert page.count("<svg") == 4
     assert "torch sgemm 200 GFLOP/s" in page and "75 %" in page  # the roof and where the case stands below it
@@ -126,7 +126,7 @@ def test_runs_can_be_joined(report, canned, tmp_path, capsys):
 
 def test_a_run_without_a_suite_has_no_picture_of_it(report, canned):
     page = report.page([r for r in canned if r.suite == "lml"], [], {}, "c")
-    assert page.count("<svg") == 1 and "measured peaks" not in page
+    assert page.count("<svg") == 1 and "measured rates of torch" not in page
 
 
 IDLE = Load(cores=2, load_average=0.1)
