@@ -25,7 +25,7 @@ from sigkernels.memory import peak_bytes
 
 __all__ = [
     "ACTIVE", "CLOCK", "LOSSES", "OURS", "QUICK", "STEPS", "Case", "Problem", "Step", "bracketing_lml", "duel",
-    "interleaved", "median_interval", "peak_bytes", "race", "samples",
+    "interleaved", "log_tree_topk_svm", "median_interval", "peak_bytes", "race", "samples",
 ]  # fmt: skip
 
 OURS = "sigkernels"
@@ -176,6 +176,38 @@ class BracketingLML(torch.autograd.Function):
 def bracketing_lml(z: Tensor, k: int) -> Tensor:
     """The published layer with its published settings."""
     return BracketingLML.apply(z, k)
+
+
+# -- smooth top-k SVM as published -----------------------------------------------------------------------------------
+
+
+def log_tree_topk_svm(z: Tensor, labels: Tensor, k: int, tau: float = 1.0) -> Tensor:
+    """The mean loss of one label per row, by divide and conquer in log space (Berrada, Zisserman, Kumar 2018).
+
+    ``[B, n], [B]`` → ``[]``. Every coefficient of a product is a log-sum-exp; gradients by autograd.
+    """
+    v = z / (k * tau)
+    others = v.scatter(1, labels[:, None], -torch.inf)
+    sums = torch.stack([torch.zeros_like(others), others], 2)  # [B, nodes, degree + 1], logarithms
+    while sums.shape[1] > 1:
+        if sums.shape[1] % 2:
+            one = torch.full_like(sums[:, :1], -torch.inf)
+            one[..., 0] = 0
+            sums = torch.cat([sums, one], 1)
+        sums = _log_product(sums[:, 0::2], sums[:, 1::2], k)
+    ratio = sums[:, 0, k] - sums[:, 0, k - 1]
+    return tau * F.softplus(1 / tau + ratio - v.gather(1, labels[:, None])[:, 0]).mean()
+
+
+def _log_product(left: Tensor, right: Tensor, k: int) -> Tensor:
+    top = left.shape[2] - 1
+    columns = []
+    for degree in range(min(2 * top, k) + 1):
+        low, high = max(0, degree - top), min(degree, top)
+        terms = left[:, :, low : high + 1] + right[:, :, degree - high : degree - low + 1].flip(2)
+        # -inf throughout (a coefficient that is 0) has no gradient: a very small number in its place
+        columns.append(torch.logsumexp(terms.clamp(min=-1e30), 2))
+    return torch.stack(columns, 2)
 
 
 # -- timing ---------------------------------------------------------------------------------------------------------

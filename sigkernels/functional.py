@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import ops, validation
 from .losses import BCE, Loss
-from .ops import lml, lml_nll, truncated_topk_entropy
+from .ops import lml, lml_nll, smooth_topk_svm, truncated_topk_entropy
 
 __all__ = [
     "dft_logits",
@@ -21,6 +21,7 @@ __all__ = [
     "linear_topk",
     "lml",
     "lml_nll",
+    "smooth_topk_svm",
     "truncated_topk_entropy",
 ]
 

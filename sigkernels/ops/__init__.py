@@ -5,6 +5,7 @@ from .layer_loss import layer_loss
 from .lml import LML, lml, lml_nll
 from .logits import logits
 from .predict import predict
+from .smooth_topk_svm import smooth_topk_svm
 from .topk import topk
 from .truncated_topk_entropy import truncated_topk_entropy
 
@@ -16,6 +17,7 @@ __all__ = [
     "lml_nll",
     "logits",
     "predict",
+    "smooth_topk_svm",
     "topk",
     "truncated_topk_entropy",
 ]

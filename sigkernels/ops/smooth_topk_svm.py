@@ -1,0 +1,213 @@
+"""Smooth top-k SVM: every label of a set should be among the k highest logits, by a margin of 1.
+
+One label y (Berrada, Zisserman, Kumar 2018), with ``v = z/(kτ)`` and the elementary symmetric polynomials σ_i of the
+``exp(v_j)``, j ≠ y::
+
+    τ·softplus(1/τ + R - v_y),   R = log σ_k - log σ_{k-1}     (τ → 0: the top-k hinge)
+
+A set Y: the sum of these terms over y ∈ Y, with j ∉ Y in R: a label competes with those that are not in the set, not
+with the others of the set, which may all be among the first k. So it is for truncated top-k entropy, and R is shared.
+With fewer than k labels outside Y the loss is 0: every label of Y is among the first k whatever the logits.
+
+σ_k overflows float64 long before k = 100. But for any shift ν, with ``p_j = sigmoid(v_j + ν)``,
+
+    R = log P(N = k) - log P(N = k-1) - ν,   N = Σ_j Bernoulli(p_j)
+
+and with ν such that the mean of N is near k - ½ both probabilities are of the order 1/√k: no logarithms are needed, and
+whatever underflows does not matter. The distribution of N is a product of n polynomials of degree 1, multiplied
+as a tree and cut at degree k: O(nk) products and sums of positive numbers. Going down the tree again gives all
+
+    ∂R/∂v_j = P(j | N = k) - P(j | N = k-1)          (positive, and they add up to 1)
+
+The difference loses a factor k of the precision, so all of it is done in float64, for a few rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..backends.interface import accumulate_dtype, sum_dtype
+from ..validation import check_number, check_reduction
+from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
+
+BISECTIONS = 10  # of ν: far better than the mean of N needs
+CHUNK = 1 << 19  # logits that are worked on at a time: their tree stays in the cache
+
+
+def _product(left: Tensor, right: Tensor, degree: int) -> Tensor:
+    """The products of polynomials, coefficients first, ``[p, …] × [q, …] → [min(p+q-1, degree+1), …]``."""
+    size = min(left.shape[0] + right.shape[0] - 1, degree + 1)
+    out = left.new_zeros(size, *left.shape[1:])
+    for i in range(min(right.shape[0], size)):
+        part = left[: size - i]
+        out[i : i + part.shape[0]].addcmul_(part, right[i])
+    return out
+
+
+def _product_adjoint(other: Tensor, grad: Tensor, size: int) -> Tensor:
+    """The gradient of one factor, ``[size, …]``, from the other ``[q, …]`` and the gradient of their product."""
+    out = grad.new_zeros(size, *grad.shape[1:])
+    for i in range(min(other.shape[0], grad.shape[0])):
+        part = grad[i : i + size]
+        out[: part.shape[0]].addcmul_(part, other[i])
+    return out
+
+
+def _tree(v: Tensor, shift: Tensor, k: int) -> list[Tensor]:
+    """Polynomials with the probabilities of 0, 1, … k among ever more labels, ``[k+1, B, nodes]``; the last has one node."""
+    at = v + shift[:, None]
+    levels = [torch.stack([torch.sigmoid(-at), torch.sigmoid(at)])]
+    while levels[-1].shape[2] > 1:
+        if levels[-1].shape[2] % 2:  # one more that is 1
+            one = levels[-1].new_zeros(*levels[-1].shape[:2], 1)
+            one[0] = 1
+            levels[-1] = torch.cat([levels[-1], one], 2)
+        left, right = levels[-1].chunk(2, 2)
+        levels.append(_product(left, right, k))
+    return levels
+
+
+def _shift(v: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """``ν [B]`` with which N has a mean near k - ½, and whether there are fewer than k labels, ``[B]``.
+
+    With the k-th largest v at 0, the mean is above that at ν = log 2k and below it at ν = -log 2n.
+    """
+    last = torch.topk(v, k, dim=1).values[:, -1]
+    few = last == -torch.inf
+    last = torch.where(few, 0, last)
+    low, high = -math.log(2 * v.shape[1]) - last, math.log(2 * k) - last
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        above = torch.sigmoid(v + middle[:, None]).sum(1) > k - 0.5
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return 0.5 * (low + high), few
+
+
+def _log_ratio(v: Tensor, k: int) -> tuple[Tensor, list[Tensor]]:
+    """R of each row of ``v [B, n]`` in float64, differentiable in v, and the tree."""
+    shift, few = _shift(v.detach(), k)
+    levels = _tree(torch.where(few[:, None], 0, v), shift, k)
+    root = levels[-1][:, :, 0]
+    if root.shape[0] <= k:  # fewer than k labels in all
+        return torch.full_like(shift, -torch.inf), levels
+    return torch.where(few, -torch.inf, root[k].log() - root[k - 1].log() - shift), levels
+
+
+def _log_ratio_grad(levels: list[Tensor], k: int, n: int) -> Tensor:
+    """``∂R/∂v [B, n]``, from the top of the tree down."""
+    root = levels[-1]
+    if root.shape[0] <= k:
+        return root.new_zeros(root.shape[1], n)
+    grad = torch.zeros_like(root)
+    grad[k], grad[k - 1] = 1 / root[k], -1 / root[k - 1]
+    for level in reversed(levels[:-1]):
+        left, right = level.chunk(2, 2)
+        grad = grad[:, :, : left.shape[2]]  # without the one that was added above
+        grad = torch.cat([_product_adjoint(other, grad, level.shape[0]) for other in (right, left)], 2)
+    return (grad[1] * levels[0][1])[:, :n].clamp(min=0)  # below 0 by rounding alone
+
+
+def svm_rows_and_grad_(z: Tensor, at: Entries, k: int, tau: float, row_scale: Tensor | None) -> Tensor:
+    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
+    wide = sum_dtype(z.device)
+    unit = 1 / (k * tau)
+    positives = z[at.rows, at.labels].to(wide) * unit
+    z[at.rows, at.labels] = -torch.inf
+    ratio = torch.empty(z.shape[0], dtype=wide, device=z.device)
+    step = max(1, CHUNK // max(z.shape[1], 1))
+    for start in range(0, z.shape[0], step):
+        part = z[start : start + step]
+        ratio[start : start + step], levels = _log_ratio(part.to(wide) * unit, k)
+        if row_scale is not None:
+            part.copy_(_log_ratio_grad(levels, k, z.shape[1]))
+    gap = 1 / tau + ratio[at.rows] - positives
+    rows = ratio.new_zeros(z.shape[0]).index_add_(0, at.rows, at.weighted(tau * F.softplus(gap)))
+    if row_scale is not None:
+        pull = at.weighted(torch.sigmoid(gap) / k) * row_scale.to(wide)[at.rows]
+        total = torch.zeros_like(rows).index_add_(0, at.rows, pull)
+        z.mul_(total.to(z.dtype)[:, None])
+        z[at.rows, at.labels] = -pull.to(z.dtype)
+    return rows
+
+
+@torch.library.custom_op("sigkernels::smooth_topk_svm", mutates_args=())
+def _svm(
+    z: Tensor,  # [B, n]
+    indices: Tensor | None,
+    offsets: Tensor | None,
+    dense: Tensor | None,
+    k: int,
+    tau: float,
+    row_scale: Tensor | None,  # [B]: make the gradient, times this
+) -> tuple[Tensor, Tensor]:  # the loss of each row [B], the gradient [B, n] (empty without row_scale)
+    work = z.to(accumulate_dtype(z.dtype), copy=True)
+    rows = svm_rows_and_grad_(work, entries(indices, offsets, dense), k, tau, row_scale)
+    return rows, z.new_empty(0) if row_scale is None else work.to(z.dtype)
+
+
+@_svm.register_fake
+def _(z, indices, offsets, dense, k, tau, row_scale):
+    rows = z.new_empty(z.shape[0], dtype=sum_dtype(z.device))
+    return rows, z.new_empty(0) if row_scale is None else z.new_empty(z.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    z, indices, offsets, dense, ctx.k, ctx.tau, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(z, indices, offsets, dense)
+
+
+def _pull(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    z, indices, offsets, dense = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return _svm(z, indices, offsets, dense, ctx.k, ctx.tau, grad)[1], *[None] * 6
+    # Somebody will differentiate the gradient: take it from the loss in operations that autograd knows.
+    rows = smooth_topk_svm_reference(z, entries(indices, offsets, dense), ctx.k, ctx.tau)
+    (grad_z,) = torch.autograd.grad(rows, z, grad.to(rows.dtype), create_graph=True)
+    return grad_z, *[None] * 6
+
+
+_svm.register_autograd(_pull, setup_context=_save)
+
+
+def smooth_topk_svm_reference(z: Tensor, at: Entries, k: int, tau: float) -> Tensor:
+    """The loss of each row, ``[B]``, in plain differentiable torch."""
+    v = z.to(sum_dtype(z.device)) / (k * tau)
+    ratio = _log_ratio(v.index_put((at.rows, at.labels), v.new_full((), -torch.inf)), k)[0]
+    terms = at.weighted(tau * F.softplus(1 / tau + ratio[at.rows] - v[at.rows, at.labels]))
+    return v.new_zeros(z.shape[0]).index_add(0, at.rows, terms)
+
+
+def smooth_topk_svm(z: Tensor, targets: Any, k: int, tau: float = 1.0, reduction: str = "mean") -> Tensor:
+    """The smooth top-k SVM loss of label sets.
+
+    Args:
+        z: logits ``[..., n]``, float16, bfloat16, float32 or float64.
+        targets: LabelSets with one set per row, a dense ``[..., n]`` tensor in [0, 1] (entries are the weights of the
+            terms), a ``torch.sparse_csr`` tensor or a list of lists. A row without labels has loss 0.
+        k: among how many of the highest logits a label of the set should be, ``1 ≤ k ≤ n``.
+        tau: the temperature, at least 1e-6; towards 0 the loss becomes the hinge that is not smooth.
+        reduction: ``"mean"`` over the rows, ``"sum"``, or ``"none"``: a loss per row, ``[...]``.
+
+    Returns:
+        The loss in float32 (float64 for float64 logits).
+    """
+    n, k = check_logits(z, k)
+    tau = check_tau(tau)
+    check_reduction(reduction)
+    sparse, dense = split_targets(targets, z)
+    rows = _svm(z.reshape(-1, n), *sparse, dense, k, tau, None)[0]
+    return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))
+
+
+def check_tau(tau: float) -> float:
+    """Checks that the temperature is not below what float64 can tell from 0, and returns it."""
+    tau = float(check_number("tau", tau))
+    if tau < 1e-6:
+        raise ValueError(f"tau must be at least 1e-6, got {tau}; the published value is 1.0")
+    return tau
