@@ -16,7 +16,7 @@ from sigkernels import env
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench" / "README.md"]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
-RUN = ["README.md", "docs/quickstart.md", "docs/choosing.md", "docs/losses.md", "docs/faq.md"]
+RUN = ["README.md", "docs/quickstart.md", "docs/choosing.md", "docs/losses.md", "docs/faq.md", "docs/verifier.md"]
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="needs the source tree")
 
 
@@ -45,8 +45,9 @@ def anchors(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_the_code_runs(name, capsys):
+def test_the_code_runs(name, capsys, tmp_path, monkeypatch):
     """Blocks of one document follow on each other, and define every name they use."""
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     for code in blocks(ROOT / name):
         exec(compile(code, name, "exec"), namespace)

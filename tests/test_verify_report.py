@@ -349,9 +349,9 @@ def test_extreme_numbers_never_give_a_wrong_answer():
         ({"label_sets": [3, 4]}, TypeError, "row 0"),
         ({"label_sets": [[0.5]]}, TypeError, "not a whole number"),
         ({"label_sets": np.ones(N)}, ValueError, "wrap one set"),
-        ({"label_sets": np.ones((2, N + 1))}, ValueError, f"over {N + 1} labels, but the classifier has {N}"),
+        ({"label_sets": np.ones((2, N + 1))}, ValueError, f"label_sets has num_labels = {N + 1}, but {N}"),
         ({"label_sets": np.full((2, N), 0.5)}, ValueError, "0 and 1"),
-        ({"label_sets": 7}, TypeError, "lists"),
+        ({"label_sets": 7}, TypeError, "label_sets must be LabelSets"),
         ({"bias": np.zeros(N + 1)}, ValueError, "bias must have shape"),
         ({"bias": np.full(N, np.inf)}, ValueError, "bias holds inf"),
         ({"tol": -1}, ValueError, "tol must be at least 0"),
@@ -367,6 +367,32 @@ def test_extreme_numbers_never_give_a_wrong_answer():
 def test_bad_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         verify(**{"head_or_matrix": W, "label_sets": SETS, **arguments})
+
+
+def test_a_sharded_weight_says_how_to_gather_it():
+    class DTensor(torch.Tensor):
+        def full_tensor(self): ...
+        def to_local(self): ...
+
+    weight = torch.ones(5, 2).as_subclass(DTensor)
+    linear = torch.nn.Linear(2, 5)
+    linear.weight = torch.nn.Parameter(weight)
+    for classifier in (weight, linear):
+        with pytest.raises(TypeError, match=r"is a DTensor, sharded over processes: gather it .* full_tensor\(\)"):
+            verify(classifier, [[0]])
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (torch.ones(5, 2, device="meta"), "meta device"),
+        (torch.ones(5, 2).to_sparse(), "must be dense"),
+        (torch.ones(5, 2).to(torch.float8_e5m2), "dequantize it first"),
+    ],
+)
+def test_tensors_without_numbers_of_their_own_are_refused(weight, message):
+    with pytest.raises(TypeError, match=message):
+        verify(weight, [[0]])
 
 
 def test_cuda_without_cupy_or_gpu_says_what_to_do():

@@ -140,9 +140,9 @@ def test_radii_with_slack_are_those_that_were_published(k, published):
 
 def test_a_ball_between_nearly_parallel_rows_is_found_however_small():
     """Rows in clusters that differ by 1e-9 … 1e-13: where a ball of radius tol exists the verdict is ARGMAXABLE."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(4)
     late = 0
-    for _ in range(40):
+    for _ in range(15):
         n, d = int(rng.integers(3, 10)), int(rng.integers(2, 5))
         base = rng.standard_normal((max(1, n // 3), d))
         W = base[rng.integers(0, len(base), n)] + rng.standard_normal((n, d)) * 10.0 ** -rng.integers(9, 14)
@@ -155,4 +155,4 @@ def test_a_ball_between_nearly_parallel_rows_is_found_however_small():
         closed = verify(W, sets, radius=True)
         yes = np.array([v in ("THIN", "ARGMAXABLE") for v in closed.verdicts])
         assert np.all(closed.radius_hi[yes] - closed.radius_lo[yes] <= 1e-6 * closed.radius_hi[yes])
-    assert late >= 1
+    assert late >= 3

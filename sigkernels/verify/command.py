@@ -131,7 +131,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _as_json(
     report: Report, layer: StoredClassifier, gate: Gate, reasons: list[str], checked: CheckResult | None
 ) -> dict[str, Any]:
-    """What ``--json`` prints; docs/verify/use.md says what each entry is."""
+    """What ``--json`` prints; docs/verifier.md says what each entry is."""
     question = report.question
     threshold = question.rule.threshold
     out = {

@@ -1,4 +1,4 @@
-"""The public edge: heads, matrices and label sets in every accepted form, checked once."""
+"""The public edge: heads and matrices in every accepted form, checked once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from numpy import ndarray
 
 from ..dft import check_dft
 from ..heads import DFTHead, Head
-from ..labels import LabelSets
 from ..validation import check_number, is_distributed
 from .question import Question
 from .rules import DecisionRule
@@ -120,25 +119,3 @@ def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float, rul
             bias = None
     rule.check_shape(weight.shape[0])
     return Question(weight, bias, k, tol, box, rule)
-
-
-def as_label_sets(label_sets: Any, num_labels: int) -> LabelSets:
-    """LabelSets, a list of lists, a dense 0/1 matrix or a sparse matrix as LabelSets on the CPU."""
-    if isinstance(label_sets, LabelSets):
-        sets = label_sets
-    elif (isinstance(label_sets, torch.Tensor) and label_sets.layout == torch.sparse_csr) or hasattr(
-        label_sets, "tocsr"
-    ):
-        sets = LabelSets.from_csr(label_sets)
-    elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.ndim == 2:
-        sets = LabelSets.from_dense(label_sets)
-    elif isinstance(label_sets, (torch.Tensor, np.ndarray)) and label_sets.dtype != object:
-        raise ValueError(
-            f"label_sets must be a matrix [sets, labels] of 0 and 1, got shape {tuple(label_sets.shape)}; "
-            "wrap one set as [[…]]"
-        )
-    else:
-        sets = LabelSets.from_lists(label_sets, num_labels)
-    if sets.num_labels != num_labels:
-        raise ValueError(f"label_sets are over {sets.num_labels} labels, but the classifier has {num_labels}")
-    return sets.to("cpu")

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..labels import LabelSets
 from . import lp, solver_stages
 from .arrays import namespace
 from .cone import Cone, Found
-from .inputs import as_label_sets, as_question
+from .inputs import as_question
 from .ledger import Ledger
 from .newton import motzkin, newton, newton_on_all_rows
 from .progress import Progress
@@ -83,7 +84,7 @@ def verify(
             f"W would have {question.n * question.d:,} entries and is not formed: only closed forms were tried, "
             "so THIN sets may have a larger radius"
         )
-    given = as_label_sets(label_sets, question.n)
+    given = LabelSets.of(label_sets, question.n).to("cpu")
     question.rule.check_sets(given)
     sets, inverse = distinct_sets(active_labels(given))
 

@@ -47,7 +47,7 @@ class DecisionRule:
         if np.ndim(threshold) == 0:
             return cls(rule, _inside(check_number("threshold", threshold, 'give a probability, or "free"')))
         try:
-            values = np.array(threshold.detach().cpu() if hasattr(threshold, "detach") else threshold, dtype=np.float64)
+            values = np.asarray(threshold.tolist() if hasattr(threshold, "tolist") else threshold, dtype=np.float64)
         except (TypeError, ValueError):
             raise TypeError(f"threshold must hold one probability for each label, got {threshold!r}") from None
         for value in values.ravel():
