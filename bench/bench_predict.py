@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from peers import CLOCK, QUICK, Case, Problem, Step, duel
 
 from sigkernels import ops
-from sigkernels.layer import Layer
+from sigkernels.layer import Layer, LayerMeta
 
 pytestmark = pytest.mark.benchmark(timer=CLOCK)
 
@@ -20,7 +20,7 @@ THRESHOLD = 2.0  # in logits: about 0.5% of the labels
 
 def steps(problem: Problem) -> tuple[Step, Step]:
     x, weight = problem.x.detach(), problem.weight.detach()
-    layer = Layer(weight, None, problem.case.n, -1)
+    layer = Layer(weight, None, LayerMeta(problem.case.n, -1))
     return (
         lambda: ops.predict(x, layer, THRESHOLD),
         lambda: (F.linear(x, weight) > THRESHOLD).nonzero(as_tuple=True),

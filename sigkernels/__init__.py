@@ -12,7 +12,19 @@ from .clip import clip_grad_norm_
 from .dft import dft_matrix
 from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
-from .losses import BCE, LMLNLL, Asymmetric, Focal, Loss, SigmoidF1, TruncatedTopKEntropy, UnboundedF1
+from .losses import (
+    BCE,
+    LMLNLL,
+    Asymmetric,
+    ColumnLoss,
+    ElementwiseLoss,
+    Focal,
+    Loss,
+    RowLoss,
+    SigmoidF1,
+    TruncatedTopKEntropy,
+    UnboundedF1,
+)
 from .ops import LML
 from .suggest import suggest
 from .swap import swap_output_layer
@@ -41,7 +53,9 @@ __all__ = [
     "LML",
     "LMLNLL",
     "Asymmetric",
+    "ColumnLoss",
     "DFTHead",
+    "ElementwiseLoss",
     "Focal",
     "Head",
     "LabelSets",
@@ -49,6 +63,7 @@ __all__ = [
     "Loss",
     "MultiLabelClassifier",
     "Report",
+    "RowLoss",
     "SigmoidF1",
     "TruncatedTopKEntropy",
     "UnboundedF1",

@@ -11,16 +11,14 @@ Around the centre cosines are even and sines odd: the two halves are factored ap
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .bounded_cache import BoundedCache
 from .dft import angles, check_dft, dft_rows
 
-_CACHE_BYTES = 64 * 2**20
 _ROTATION_BLOCK = 4096  # centres whose angles are formed at a time
 
 
@@ -58,29 +56,15 @@ class DFTPlan(NamedTuple):
         return self.u.nbytes + self.v.nbytes
 
 
-_cache: OrderedDict[tuple[int, int, int, float], DFTPlan] = OrderedDict()
-_lock = threading.Lock()
+_plans: BoundedCache[DFTPlan] = BoundedCache(64 * 2**20, lambda plan: plan.nbytes)
 
 
 def plan(num_labels: int, k: int, tile: int, eps: float) -> DFTPlan:
-    """The plan for tiles of ``tile`` labels whose factors are right to ``eps`` of the tile matrix's norm.
-
-    Cached; the least recently used plans go when the cache passes 64 MiB.
-    """
-    key = (num_labels, k, tile, eps)
-    with _lock:
-        if key in _cache:
-            _cache.move_to_end(key)
-            return _cache[key]
-    made = _make(num_labels, k, tile, eps)
-    with _lock:
-        _cache[key] = made
-        while len(_cache) > 1 and sum(p.nbytes for p in _cache.values()) > _CACHE_BYTES:
-            _cache.popitem(last=False)
-    return made
+    """The plan for tiles of ``tile`` labels whose factors are right to ``eps`` of the tile matrix's norm; cached."""
+    return _plans.get((num_labels, k, tile, eps), lambda: _work_out(num_labels, k, tile, eps))
 
 
-def _make(num_labels: int, k: int, tile: int, eps: float) -> DFTPlan:
+def _work_out(num_labels: int, k: int, tile: int, eps: float) -> DFTPlan:
     check_dft(num_labels, k)
     rows = dft_rows(num_labels, k, np.arange(tile) - tile // 2)
     even = np.r_[0, np.arange(1, 2 * k + 1, 2)]

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from . import ops, validation
-from .losses import BCE, Loss
+from .layer import Layer
+from .losses import BCE, Loss, Reduction
 from .ops import lml, lml_nll, smooth_topk_svm, truncated_topk_entropy
 
 __all__ = [
@@ -44,9 +45,7 @@ def dft_loss(
     num_labels: int,
     k: int,
     loss: Loss = BCE(),  # noqa: B008 (frozen)
-    reduction: str = "mean",
-    *,
-    grad_into: Tensor | None = None,  # [n, s]
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """The loss of ``[W_dft | slack_weight] x`` against ``targets``, fused: no ``[B, n]`` array is made.
 
@@ -56,15 +55,12 @@ def dft_loss(
             row and make one ``[B, n]`` array.
         reduction: ``"mean"`` over all B·n terms, ``"sum"``, or ``"none"``: the loss of each row, ``[...]``. Losses of
             columns (``SigmoidF1``, …) average over labels, losses of rows over rows.
-        grad_into: adds the gradient of ``slack_weight`` straight into this buffer during the forward pass
-            (for an upstream gradient of 1; the backward pass corrects any other) and leaves
-            ``slack_weight.grad`` alone. Saves a fresh ``[n, s]`` array per step where n is very large.
 
     Returns:
         float32 (float64 for float64 inputs), ``[]`` or ``[...]``.
     """
     flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k)
-    return _loss(x, flat, layer, targets, loss, reduction, grad_into)
+    return layer_loss(x, flat, layer, targets, loss, reduction)
 
 
 def linear_loss(
@@ -73,16 +69,14 @@ def linear_loss(
     targets: Any,
     bias: Tensor | None = None,  # [n]
     loss: Loss = BCE(),  # noqa: B008 (frozen)
-    reduction: str = "mean",
-    *,
-    grad_into: Tensor | None = None,  # [n, d]
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """The loss of ``x weightᵀ + bias``, fused: takes the place of ``F.linear`` and BCE-with-logits.
 
     Arguments as for ``dft_loss``.
     """
     flat, layer = validation.check_linear_layer(x, weight, bias)
-    return _loss(x, flat, layer, targets, loss, reduction, grad_into)
+    return layer_loss(x, flat, layer, targets, loss, reduction)
 
 
 def dft_topk(
@@ -94,7 +88,7 @@ def dft_topk(
 ) -> tuple[Tensor, Tensor]:
     """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label."""
     flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k)
-    return _topk(x, flat, layer, m)
+    return layer_topk(x, flat, layer, m)
 
 
 def linear_topk(
@@ -105,23 +99,22 @@ def linear_topk(
 ) -> tuple[Tensor, Tensor]:
     """The m highest of ``x weightᵀ + bias`` and their labels, ``[..., m]`` each; ties go to the lower label."""
     flat, layer = validation.check_linear_layer(x, weight, bias)
-    return _topk(x, flat, layer, m)
+    return layer_topk(x, flat, layer, m)
 
 
-def _loss(
-    x: Tensor, flat: Tensor, layer: Any, targets: Any, loss: Loss, reduction: str, grad_into: Tensor | None
-) -> Tensor:
+def layer_loss(x: Tensor, flat: Tensor, layer: Layer, targets: Any, loss: Loss, reduction: Reduction) -> Tensor:
+    """The loss of a layer whose input ``x [..., D]`` was checked, and flattened to ``flat [B, D]``."""
     validation.check_reduction(reduction)
     validation.check_loss(loss, layer.num_labels, x.device)
-    validation.check_grad_into(grad_into, layer.weight)
     y = validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device)
     if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:  # sets keep global labels, arrays do not
-        y = y[:, layer.label_start : layer.label_start + layer.num_rows]
-    value = ops.layer_loss(flat, layer, y, loss, reduction, grad_into)
+        y = y[:, layer.labels]
+    value = ops.layer_loss(flat, layer, y, loss, reduction)
     return value.reshape(x.shape[:-1]) if reduction == "none" else value
 
 
-def _topk(x: Tensor, flat: Tensor, layer: Any, m: int) -> tuple[Tensor, Tensor]:
+def layer_topk(x: Tensor, flat: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+    """The m highest logits of such a layer, ``[..., m]`` each."""
     m = validation.check_m(m, layer.num_labels)
     values, labels = ops.topk(flat, layer, m)
     if x.ndim == 2:  # no view: FSDP warns of modules that return one

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from . import functional, ops, validation
 from .labels import LabelSets
 from .layer import Layer
-from .losses import BCE, ConfusionLoss, Loss, RowLoss
+from .losses import BCE, ColumnLoss, Loss, Reduction, RowLoss
 from .sharding import LabelShard
 from .validation import check_memory, check_number
 
-Reduction = Literal["mean", "sum", "none"]
 _Result = TypeVar("_Result")
 
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # new in torch 2.7
@@ -199,19 +198,19 @@ class Head(nn.Module):
     def _loss(self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction) -> Tensor:
         self._check_batches("loss", h, targets, (loss, reduction))
         x, flat, layer = self._flat(h)
-        if self.shard is not None and isinstance(loss, (ConfusionLoss, RowLoss)):
+        if self.shard is not None and isinstance(loss, (ColumnLoss, RowLoss)):
             raise ValueError(
                 f"{type(loss).__name__} needs all labels of a row or a batch at once, and this head keeps its labels on "
                 f"{self.shard.world} ranks; use a loss over single labels such as BCE(), or take the logits head(h)"
             )
-        value = functional._loss(x, flat, layer, targets, loss, reduction, None)
+        value = functional.layer_loss(x, flat, layer, targets, loss, reduction)
         return value if self.shard is None else self.shard.sum(value)
 
     def _topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
         self._check_batches("topk", h, settings=m)
         x, flat, layer = self._flat(h)
         if self.shard is None:
-            return functional._topk(x, flat, layer, m)
+            return functional.layer_topk(x, flat, layer, m)
         with torch.no_grad():
             values, labels = self.shard.merge_topk(*ops.topk(flat, layer, min(m, layer.num_rows)), m)
         return values.reshape(*x.shape[:-1], m), labels.reshape(*x.shape[:-1], m)

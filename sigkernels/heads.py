@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from . import validation
 from .dft import check_dft, dft_matrix, prior_coefficient
 from .head_base import Head, check_shape
-from .layer import Layer
+from .layer import Layer, LayerMeta
 from .sharding import LabelShard
 from .validation import check_int, check_memory, check_number
 
@@ -152,7 +152,7 @@ class DFTHead(Head):
             x = self.shard.share(x)
         start = 0 if self.shard is None else self.shard.start
         return x, *validation.check_input(
-            x, Layer(self.slack_weight, None, self.num_labels, self.k, start), "slack_weight"
+            x, Layer(self.slack_weight, None, LayerMeta(self.num_labels, self.k, start)), "slack_weight"
         )
 
     def _label_parameters(self) -> Mapping[str, Tensor]:

@@ -7,6 +7,19 @@ from typing import NamedTuple
 from torch import Tensor
 
 
+class LayerMeta(NamedTuple):
+    """What a layer is beside its tensors; operators carry it as one list of integers."""
+
+    num_labels: int  # n
+    k: int  # -1: no DFT part
+    label_start: int = 0
+
+    @property
+    def dft_columns(self) -> int:
+        """``2k+1``, or 0 without a DFT part."""
+        return 2 * self.k + 1 if self.k >= 0 else 0
+
+
 class Layer(NamedTuple):
     """``z = [W_dft(n, k) | weight] x + bias`` for the labels ``label_start … label_start + m - 1``.
 
@@ -16,9 +29,22 @@ class Layer(NamedTuple):
 
     weight: Tensor  # [m, s]
     bias: Tensor | None  # [m]
-    num_labels: int  # n
-    k: int  # -1: no DFT part
-    label_start: int = 0
+    meta: LayerMeta
+
+    @property
+    def num_labels(self) -> int:
+        """n: how many labels there are, here and elsewhere."""
+        return self.meta.num_labels
+
+    @property
+    def k(self) -> int:
+        """The highest frequency of the DFT part; -1 without one."""
+        return self.meta.k
+
+    @property
+    def label_start(self) -> int:
+        """The first label of this layer."""
+        return self.meta.label_start
 
     @property
     def num_rows(self) -> int:
@@ -26,11 +52,24 @@ class Layer(NamedTuple):
         return self.weight.shape[0]
 
     @property
+    def labels(self) -> slice:
+        """This layer's labels among all n."""
+        return slice(self.meta.label_start, self.meta.label_start + self.weight.shape[0])
+
+    @property
     def dft_columns(self) -> int:
         """``2k+1``, or 0 without a DFT part."""
-        return 2 * self.k + 1 if self.k >= 0 else 0
+        return self.meta.dft_columns
 
     @property
     def in_columns(self) -> int:
         """The width of ``x``."""
-        return self.dft_columns + self.weight.shape[1]
+        return self.meta.dft_columns + self.weight.shape[1]
+
+    def part(self, start: int, stop: int) -> Layer:
+        """The rows ``start … stop-1`` of this layer as a layer of their own."""
+        return Layer(
+            self.weight[start:stop],
+            None if self.bias is None else self.bias[start:stop],
+            self.meta._replace(label_start=self.meta.label_start + start),
+        )

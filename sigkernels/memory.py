@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-from .backends import buffers
+from .backends import gradient_memory
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -48,7 +48,7 @@ def _status(field: str) -> int:
 
 def _give_back() -> None:
     """Freed memory that is kept, by malloc or for the next gradient, would hide the next peak."""
-    buffers.forget()
+    gradient_memory.forget()
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):

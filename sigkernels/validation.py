@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .layer import Layer
+from .layer import Layer, LayerMeta
 from .operator_dispatch import by_operator
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -87,6 +87,9 @@ def check_loss(loss: Any, num_labels: int, device: torch.device) -> None:
     if not isinstance(loss, losses.Loss):
         hint = f"; did you mean {loss.__name__}()?" if isinstance(loss, type) and issubclass(loss, losses.Loss) else ""
         raise TypeError(f"loss must be a sigkernels loss such as BCE(), got {loss!r}{hint}")
+    missing = loss.incomplete()
+    if missing is not None:
+        raise TypeError(missing)
     loss.check_labels(num_labels, device)
 
 
@@ -95,25 +98,6 @@ def check_m(m: int, num_labels: int) -> int:
     if not 1 <= m <= num_labels:
         raise ValueError(f"m must lie in 1 … num_labels = {num_labels}, got {m}")
     return m
-
-
-def check_grad_into(grad_into: Any, weight: Tensor) -> None:
-    if grad_into is None:
-        return
-    if not isinstance(grad_into, Tensor):
-        raise TypeError(f"grad_into must be a tensor or None, got {type(grad_into).__name__}")
-    want = (weight.shape, weight.dtype, weight.device)
-    if (grad_into.shape, grad_into.dtype, grad_into.device) != want or not grad_into.is_contiguous():
-        raise ValueError(
-            f"grad_into must be contiguous with the weight's shape {tuple(weight.shape)}, dtype {weight.dtype} and "
-            f"device {weight.device}, got {tuple(grad_into.shape)}, {grad_into.dtype}, {grad_into.device}"
-        )
-    if torch.is_grad_enabled() and not weight.requires_grad:
-        raise ValueError(
-            "grad_into was given, but the weight requires no gradient; leave it out, or let it require one"
-        )
-    if grad_into.requires_grad:
-        raise ValueError("grad_into must not require a gradient itself; pass weight.grad or a plain tensor")
 
 
 def check_dft(num_labels: int, k: int) -> tuple[int, int]:
@@ -135,7 +119,7 @@ def check_dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) ->
         raise ValueError(
             f"slack_weight must have shape [num_labels, s] = [{num_labels}, s], got {tuple(slack_weight.shape)}"
         )
-    return check_input(x, Layer(slack_weight, None, num_labels, k), "slack_weight")
+    return check_input(x, Layer(slack_weight, None, LayerMeta(num_labels, k)), "slack_weight")
 
 
 def check_linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Layer]:
@@ -148,7 +132,7 @@ def check_linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[
             raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}")
         if bias.shape != weight.shape[:1]:
             raise ValueError(f"bias must have shape [{weight.shape[0]}], got {tuple(bias.shape)}")
-    return check_input(x, Layer(weight, bias, weight.shape[0], -1), "weight")
+    return check_input(x, Layer(weight, bias, LayerMeta(weight.shape[0], -1)), "weight")
 
 
 def _check_matrix(name: str, weight: Any) -> None:
@@ -225,7 +209,7 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError("targets require a gradient, which the fused loss does not give; pass targets.detach()")
     dense = targets.detach().reshape(leading.numel(), num_labels)
-    if by_operator(dense):  # there are no values to look at
+    if by_operator(dense) or torch._C._are_functorch_transforms_active():  # there are no values to look at
         return dense if dense.is_floating_point() else dense.to(torch.float32)
     if not dense.is_floating_point():
         return labels.LabelSets.of(dense, num_labels, name="targets")

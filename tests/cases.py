@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import reference
 import torch
 from torch import Tensor
 
 import sigkernels as sk
-from sigkernels.backends import torch_reference as reference
-from sigkernels.layer import Layer
+from sigkernels.layer import Layer, LayerMeta
 
 LOW = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-6, torch.float64: 1e-14}
 
@@ -60,7 +60,7 @@ def problem(n, k, s, batch, *, device="cpu", dtype=torch.float32, bias=False, sc
     x = (torch.randn(batch, columns) * scale).to(device, dtype).requires_grad_()
     weight = torch.randn(n, s).to(device, dtype).requires_grad_()
     c = torch.randn(n).to(device, dtype).requires_grad_() if bias else None
-    return Problem(x, Layer(weight, c, n, k), random_sets(batch, n).to(device))
+    return Problem(x, Layer(weight, c, LayerMeta(n, k)), random_sets(batch, n).to(device))
 
 
 def public_loss(p: Problem, targets, loss, reduction: str) -> Tensor:

@@ -23,14 +23,14 @@ def fresh():
 def fused_loss_arguments(reduction, needs, dtype=torch.float32, dense=False):
     p = problem(40, 3, 4, 5, dtype=dtype)
     targets = (None, None, p.sets.to_dense()) if dense else (p.sets.indices, p.sets.offsets, None)
-    tensors = [torch.rand(40), None]
-    return (p.x, p.layer.weight, None, *targets, None, "BCE", [0.1], tensors, 40, 3, 0, reduction, needs)
+    flat = sk.BCE(weight=torch.rand(40), label_smoothing=0.1).flatten()
+    return (p.x, p.layer.weight, None, None, None, *targets, None, *flat, p.layer.meta, reduction, needs)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dense", [False, True])
 def test_opcheck_fused_loss(reduction, dense):
-    arguments = fused_loss_arguments(reduction, [True, True, False], dense=dense)
+    arguments = fused_loss_arguments(reduction, [True, True, False, False, False], dense=dense)
     torch.library.opcheck(fused_loss_operator, arguments)
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import sigkernels as sk
-from sigkernels.backends import cpu
+from sigkernels.backends import LossCall, cpu
 from sigkernels.labels import LabelSets
-from sigkernels.layer import Layer
+from sigkernels.layer import Layer, LayerMeta
 
 _C = pytest.importorskip("sigkernels._C")
 
@@ -23,14 +23,14 @@ _C = pytest.importorskip("sigkernels._C")
 def problem():
     torch.manual_seed(0)
     x = torch.randn(48, 41 + 30)
-    layer = Layer(torch.randn(4000, 30) * 0.3, torch.randn(4000), 4000, 20)
+    layer = Layer(torch.randn(4000, 30) * 0.3, torch.randn(4000), LayerMeta(4000, 20))
     sets = LabelSets.from_dense(torch.rand(48, 4000) < 0.01)
     return x, layer, sets
 
 
 def run(problem):
     x, layer, sets = problem
-    return cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (True, True, True))[:4]
+    return cpu.fused_loss(LossCall(x, layer, sets, sk.BCE(), 1.0, (True, True, True)))[:4]
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_two_python_threads_at_once(problem):
 
 def test_the_gil_is_released():
     """Another Python thread makes progress while one call runs."""
-    x, layer = torch.randn(256, 64), Layer(torch.randn(60_000, 64), None, 60_000, -1)
+    x, layer = torch.randn(256, 64), Layer(torch.randn(60_000, 64), None, LayerMeta(60_000, -1))
     sets = LabelSets.from_lists([[]] * 256, 60_000)
     seen: list[float] = []
     stop = threading.Event()
@@ -93,7 +93,7 @@ def test_the_gil_is_released():
     ticker = threading.Thread(target=tick)
     ticker.start()
     start = time.perf_counter()
-    cpu.fused_loss(x, layer, sets, sk.BCE(), 1.0, (True, True, False))
+    cpu.fused_loss(LossCall(x, layer, sets, sk.BCE(), 1.0, (True, True, False)))
     end = time.perf_counter()
     stop.set()
     ticker.join()
@@ -134,12 +134,12 @@ def test_no_more_threads_than_torch_has():
     script = """
 import os, torch
 import sigkernels as sk
-from sigkernels.backends import cpu
+from sigkernels.backends import LossCall, cpu
 from sigkernels.labels import LabelSets
-from sigkernels.layer import Layer
+from sigkernels.layer import Layer, LayerMeta
 def call():
-    x, layer = torch.randn(64, 40), Layer(torch.randn(5000, 40), None, 5000, -1)
-    cpu.fused_loss(x, layer, LabelSets.from_lists([[]] * 64, 5000), sk.BCE(), 1.0, (True, True, False))
+    x, layer = torch.randn(64, 40), Layer(torch.randn(5000, 40), None, LayerMeta(5000, -1))
+    cpu.fused_loss(LossCall(x, layer, LabelSets.from_lists([[]] * 64, 5000), sk.BCE(), 1.0, (True, True, False)))
 count = lambda: len(os.listdir("/proc/self/task"))
 torch.set_num_threads(1)
 call()
@@ -217,24 +217,24 @@ def test_build_info_says_what_was_built():
 
 
 def test_plans_are_cached_and_bounded(monkeypatch):
-    monkeypatch.setattr(cpu, "_CACHE_BYTES", 200_000)
-    cpu._cache.clear()
-    cpu._shapes.clear()
+    caches = (cpu._plans, cpu._shapes)
+    for cache in caches:
+        cache.clear()
+        monkeypatch.setattr(cache, "most_bytes", 200_000)
     x = torch.randn(2, 41)
     for n in range(3000, 3030):
-        cpu.logits(x, Layer(torch.empty(n, 0), None, n, 20))
-        assert len(cpu._cache) == 1 or sum(p.nbytes for p in cpu._cache.values()) <= 200_000
-        held = {id(plan): plan.nbytes for _, plan in cpu._shapes.values() if plan is not None}
-        assert len(held) == 1 or sum(held.values()) <= 200_000
-    size = len(cpu._cache)
+        cpu.logits(x, Layer(torch.empty(n, 0), None, LayerMeta(n, 20)))
+        assert all(len(cache) == 1 or cache.nbytes <= 200_000 for cache in caches)
+    size = len(cpu._plans)
     for _ in range(3):
-        cpu.logits(x, Layer(torch.empty(3029, 0), None, 3029, 20))
-    assert 1 <= len(cpu._cache) == size
+        cpu.logits(x, Layer(torch.empty(3029, 0), None, LayerMeta(3029, 20)))
+    assert 1 <= len(cpu._plans) == size
 
 
 def test_kept_shapes_are_bounded(monkeypatch):
-    monkeypatch.setattr(cpu, "_MOST_SHAPES", 4)
-    layer = Layer(torch.randn(300, 3), None, 300, -1)
+    cpu._shapes.clear()
+    monkeypatch.setattr(cpu._shapes, "most_bytes", 4096)
+    layer = Layer(torch.randn(300, 3), None, LayerMeta(300, -1))
     for batch in range(1, 20):
         x = torch.randn(batch, 3)
         torch.testing.assert_close(cpu.logits(x, layer), x @ layer.weight.T)
@@ -242,6 +242,6 @@ def test_kept_shapes_are_bounded(monkeypatch):
 
 
 def test_a_plan_for_a_million_labels_is_small():
-    prepared = cpu._prepare(1_000_000, 80, 0, 1_000_000, 192, 2, torch.float32)
+    prepared = cpu._prepare(LayerMeta(1_000_000, 80), 1_000_000, 192, 2, torch.float32)
     assert prepared.nbytes < 8 * 2**20
     assert prepared.rank < 20

@@ -98,10 +98,10 @@ def test_plans_are_shared_bounded_and_read_only(monkeypatch):
     assert all(np.array_equal(made[0].u, other.u) for other in made)
     with pytest.raises(ValueError, match="read-only"):
         made[0].u[0, 0] = 1
-    monkeypatch.setattr(plans, "_CACHE_BYTES", 20_000)
+    monkeypatch.setattr(plans._plans, "most_bytes", 20_000)
     for n in range(200, 230):
         plans.plan(n, 5, 64, 1e-8)
-    assert sum(p.nbytes for p in plans._cache.values()) <= 20_000
+    assert plans._plans.nbytes <= 20_000
 
 
 def test_prior():

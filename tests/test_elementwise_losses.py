@@ -72,7 +72,7 @@ def test_settings(device, name, form):
     loss = LOSSES[name]
     for weighted in (False, True):
         if weighted:
-            settings = {field: getattr(loss, field) for field in loss.number_fields}
+            settings = {n: v for n, v in vars(loss).items() if n not in ("weight", "pos_weight")}
             weight, pos_weight = torch.rand(n, device=device) + 0.5, torch.rand(n, device=device) * 3
             loss = type(loss)(**settings, weight=weight, pos_weight=pos_weight)
         p = problem(n, 6, 5, 8, device=device)

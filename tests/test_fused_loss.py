@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sigkernels as sk
-from sigkernels.ops.fused_loss import DOUBLE_BACKWARD
+from sigkernels.ops.double_backward import DOUBLE_BACKWARD
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 REDUCTIONS = ["mean", "sum", "none"]
@@ -226,33 +226,19 @@ def test_strided_inputs(device):
     torch.testing.assert_close(x.grad, grads[0])
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("upstream", [1.0, 0.25])
-def test_grad_into_adds_to_a_buffer(device, upstream, reduction):
-    p = problem(700, 5, 9, 6, device=device)
-    scale = upstream if reduction == "mean" else torch.rand(6, device=device) / (6 * 700)
-    (public_loss(p, p.sets, sk.BCE(), reduction) * scale).sum().backward()
-    want_x, want_weight = p.grads()
-    buffer = torch.ones_like(p.layer.weight)
-    value = sk.functional.dft_loss(p.x, p.layer.weight, p.sets, 700, 5, reduction=reduction, grad_into=buffer)
-    (value * scale).sum().backward()
-    assert p.layer.weight.grad is None
-    torch.testing.assert_close(buffer - 1, want_weight, rtol=1e-3, atol=2e-7)
-    torch.testing.assert_close(p.x.grad, want_x)
-
-
 def test_label_ranges_add_up_to_the_whole(device):
     from sigkernels import backends, ops
 
     p = problem(1000, 7, 5, 6, device=device, dtype=torch.float64)
     loss = sk.BCE(weight=torch.rand(1000, device=device, dtype=torch.float64))
-    module = backends.by_name(backends.select(p.x, loss))
+    module = backends.select(p.x, "fused_loss", loss)
     needs = (True, True, False)
-    whole = module.fused_loss(p.x.detach(), p.layer, p.sets, loss, 1.0, needs)
+    call = backends.LossCall(p.x.detach(), p.layer, p.sets, loss, 1.0, needs)
+    whole = module.fused_loss(call)
     parts = []
     for start, stop in ((0, 313), (313, 314), (314, 1000)):
-        part = p.layer._replace(weight=p.layer.weight.detach()[start:stop], label_start=start)
-        parts.append(module.fused_loss(p.x.detach(), part, p.sets, loss, 1.0, needs))
+        part = p.layer._replace(weight=p.layer.weight.detach()).part(start, stop)
+        parts.append(module.fused_loss(call._replace(layer=part)))
         torch.testing.assert_close(ops.logits(p.x, part), ops.logits(p.x, p.layer)[:, start:stop])
         values, labels = module.topk(p.x.detach(), part, 1)
         torch.testing.assert_close(values, ops.logits(p.x, part).max(1, keepdim=True).values)
@@ -309,8 +295,6 @@ def call(**changes):
         (dict(loss=sk.BCE(weight=torch.ones(5))), ValueError, "weight of BCE has 5 entries for 20 labels"),
         (dict(loss=sk.BCE(weight=torch.ones(20, requires_grad=True))), ValueError, "detach"),
         (dict(reduction="avg"), ValueError, "reduction must be one of mean, sum, none"),
-        (dict(grad_into=torch.zeros(3)), ValueError, "grad_into must be contiguous"),
-        (dict(grad_into=1), TypeError, "grad_into must be a tensor"),
     ],
 )
 def test_bad_arguments(changes, error, match):

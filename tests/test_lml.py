@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import mpmath
 import numpy as np
@@ -16,6 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 import sigkernels as sk
+from sigkernels import backends
 from sigkernels.functional import lml, lml_nll
 from sigkernels.ops.lml import _lml, _lml_nll
 
@@ -435,14 +435,14 @@ def test_on_a_head(device):
         head.loss(h, sets, sk.LMLNLL(51))
 
 
-def test_a_forced_backend_without_a_kernel_raises(monkeypatch):
-    lml_op = sys.modules["sigkernels.ops.lml"]  # `sigkernels.ops.lml` is the function
-    monkeypatch.setattr(lml_op, "select", lambda z: "cuda")
-    monkeypatch.setattr(lml_op, "forced_name", lambda: "cuda")
-    with pytest.raises(RuntimeError, match=r"LML has no CUDA C.. kernel; use 'triton' or 'torch'"):
+def test_a_backend_without_a_kernel_is_refused_or_passed_over(monkeypatch):
+    cuda = backends.by_name("cuda")
+    monkeypatch.setattr(backends, "_unavailable", lambda name: "no" if name == "triton" else None)
+    monkeypatch.setattr(cuda, "devices", lambda: ("cpu",))
+    with sk.backend("cuda"), pytest.raises(RuntimeError, match=r"LML has no CUDA C.. kernel; use 'triton' or 'torch'"):
         sk.functional.lml(torch.randn(2, 9), 3)
-    monkeypatch.setattr(lml_op, "forced_name", lambda: "auto")
-    assert sk.functional.lml(torch.randn(2, 9), 3).shape == (2, 9)
+    monkeypatch.setitem(backends._AUTO, "cpu", ("cuda", "triton", "torch"))
+    assert backends.select(torch.randn(2, 9), "lml").name == "torch"
 
 
 def test_k_may_be_any_integer():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import reference
 import torch
 from cases import problem
 from hypothesis import given
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 import sigkernels as sk
 from sigkernels import ops
-from sigkernels.backends import torch_reference as reference
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

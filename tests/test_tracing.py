@@ -10,7 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sigkernels as sk
-from sigkernels.ops.fused_loss import DOUBLE_BACKWARD
+from sigkernels.layer import LayerMeta
+from sigkernels.ops.double_backward import DOUBLE_BACKWARD
 from sigkernels.ops.logits import logits_adjoint_operator
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -118,14 +119,6 @@ def test_double_backward_is_refused_on_every_path(reduction, how):
 def test_double_backward_of_logits_through_the_operator():
     p = problem(12, 2, 3, 4, dtype=torch.float64)
     g = torch.randn(4, 12, dtype=torch.float64, requires_grad=True)
-    args = (12, 2, 0)
+    args = (LayerMeta(12, 2),)
     assert torch.autograd.gradcheck(lambda g, w: logits_adjoint_operator(g, w, *args), (g, p.layer.weight))
     torch.library.opcheck(logits_adjoint_operator, (g, p.layer.weight, *args))
-
-
-def test_grad_into_is_refused_where_it_cannot_be_followed():
-    p = problem(40, 3, 4, 5)
-    with pytest.raises(ValueError, match="grad_into and accumulate_grad write to a buffer"):
-        make_fx(lambda x: sk.functional.dft_loss(x, p.layer.weight, p.sets, 40, 3, grad_into=torch.zeros(40, 4)))(p.x)
-    with pytest.raises(ValueError, match="grad_into was given, but the weight requires no gradient"):
-        sk.functional.dft_loss(p.x, torch.zeros(40, 4), p.sets, 40, 3, grad_into=torch.zeros(40, 4))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +17,17 @@ from typing import Any
 from torch import Tensor
 
 from . import missing_kernels
-from .interface import Backend, LossResult
+from .cpu import CPUBackend
+from .cuda import CUDABackend
+from .interface import Backend, BackendError, ColumnResult, LossCall, LossResult, Operation
+from .torch_backend import TorchBackend
+from .triton import TritonBackend
 
 __all__ = [
     "Backend",
     "BackendError",
+    "ColumnResult",
+    "LossCall",
     "LossResult",
     "available_backends",
     "backend",
@@ -32,19 +37,15 @@ __all__ = [
     "select",
 ]
 
-
-class BackendError(RuntimeError):
-    """A backend was asked for that cannot do the job, with one line that says why and what to install."""
-
-
-_MODULES = {"cpu": ".cpu", "cuda": ".cuda", "triton": ".triton", "torch": ".torch_tiled"}
-_AUTO = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}  # device type → kernels in order of preference
+_BACKENDS: dict[str, Backend] = {b.name: b for b in (CPUBackend(), CUDABackend(), TritonBackend(), TorchBackend())}
+# device type → kernels in order of preference; torch does what none of them does
+_AUTO = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}
 _forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("sigkernels_backend", default=None)
 
 
 def backend_status() -> dict[str, str | None]:
     """Every backend by name: ``None`` where it can be used, else why not and what to install."""
-    return {name: by_name(name).available() for name in _MODULES}
+    return {name: _unavailable(name) for name in _BACKENDS}
 
 
 def available_backends() -> list[str]:
@@ -63,11 +64,9 @@ def backend(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
-@functools.cache
 def by_name(name: str) -> Backend:
-    """The module of a backend."""
-    module: Any = importlib.import_module(_MODULES[name], __package__)
-    return module
+    """A backend, whether it can be used here or not."""
+    return _BACKENDS[name]
 
 
 def forced_name() -> str:
@@ -79,36 +78,40 @@ def forced_name() -> str:
     return name
 
 
-def select(x: Tensor, loss: Any = None) -> str:
-    """The name of the backend for this tensor, and for this loss where one is given."""
+@functools.cache
+def _unavailable(name: str) -> str | None:
+    """Asked once per process: a failed search for a module or a driver costs more than a small layer."""
+    return _BACKENDS[name].unavailable()
+
+
+def select(x: Tensor, operation: Operation = "logits", loss: Any = None) -> Backend:
+    """The backend for an operation on this tensor, with this loss where it has one."""
     forced = forced_name()
     if forced != "auto":
-        reason = _why_not(forced, x, loss)
-        if reason is not None:
-            raise BackendError(f"backend '{forced}' was asked for, but {reason}")
-        return forced
+        return _forced_backend(forced, x, operation, loss)
     for name in _AUTO.get(x.device.type, ()):
-        module = by_name(name)
-        if module.available() is None and (loss is None or module.supports(loss) is None):
-            return name
-    if x.device.type == "cpu" and (reason := by_name("cpu").available()) is not None:
+        if _unavailable(name) is None and _BACKENDS[name].refuses(operation, loss) is None:
+            return _BACKENDS[name]
+    if x.device.type == "cpu" and (reason := _unavailable("cpu")) is not None:
         missing_kernels.warn_once(reason)
-    return "torch"
+    return _BACKENDS["torch"]
 
 
-def _why_not(name: str, x: Tensor, loss: Any) -> str | None:
-    module = by_name(name)
-    devices = module.devices()
+def _forced_backend(name: str, x: Tensor, operation: Operation, loss: Any) -> Backend:
+    chosen = _BACKENDS[name]
+    reason, devices = chosen.refuses(operation, loss), chosen.devices()
     if devices is not None and x.device.type not in devices:
-        return f"it takes {' or '.join(devices)} tensors and the input is on {x.device}; move it, or use 'torch'"
-    return module.supports(loss) if loss is not None else None
+        reason = f"it takes {' or '.join(devices)} tensors and the input is on {x.device}; move it, or use 'torch'"
+    if reason is not None:
+        raise BackendError(f"backend '{name}' was asked for, but {reason}")
+    return chosen
 
 
 def _require(name: str, source: str) -> None:
     if name == "auto":
         return
-    if name not in _MODULES:
-        raise ValueError(f"{source} = {name!r} is no backend; choose one of auto, {', '.join(_MODULES)}")
-    reason = by_name(name).available()
+    if name not in _BACKENDS:
+        raise ValueError(f"{source} = {name!r} is not a backend; choose one of auto, {', '.join(_BACKENDS)}")
+    reason = _unavailable(name)
     if reason is not None:
         raise BackendError(f"backend '{name}' was asked for ({source}), but {reason}")

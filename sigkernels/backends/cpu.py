@@ -7,21 +7,32 @@ explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction 
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch  # before _C: the extension then shares torch's OpenMP runtime
 from torch import Tensor
 
+from ..bounded_cache import BoundedCache
 from ..dft_plan import plan
 from ..labels import LabelSets
-from ..layer import Layer
-from ..losses import ConfusionLoss, Loss
-from . import missing_kernels
-from .buffers import gradient_of
-from .interface import LossResult, accumulate_dtype, gradient_dtype
+from ..layer import Layer, LayerMeta
+from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
+from ..losses.kernel_params import BCE_KIND
+from . import missing_kernels, torch_tiled
+from .gradient_memory import empty_gradient
+from .interface import (
+    Backend,
+    ColumnResult,
+    LMLSteps,
+    LossCall,
+    LossResult,
+    Operation,
+    accumulate_dtype,
+    cast_all,
+    gradient_dtype,
+    label_vector,
+)
 
 try:
     from .. import _C  # type: ignore[attr-defined]
@@ -33,7 +44,6 @@ else:
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4, torch.bool: 4}
 _LOSS, _LOGITS, _TOPK, _PREDICT = range(4)
-_KINDS = {"BCE": 0, "Focal": 1, "Asymmetric": 2}
 
 _CHUNK = 256  # rows that a tile holds at a time
 _SHARE_UNIT = 24  # labels: threads split the labels in these units (kShareUnit in csrc/cpu/job.h)
@@ -42,19 +52,44 @@ _SMALL = 200_000  # multiplications below which a second thread costs more than 
 _CACHE_BYTES = 64 * 2**20
 
 
-def available() -> str | None:
-    return _why
+class CPUBackend(Backend):
+    """The compiled tile loop."""
 
+    name = "cpu"
 
-def devices() -> tuple[str, ...] | None:
-    return ("cpu",)
+    def unavailable(self) -> str | None:
+        return _why
 
+    def devices(self) -> tuple[str, ...]:
+        return ("cpu",)
 
-def supports(loss: Loss) -> str | None:
-    name = type(loss).__name__
-    if name in _KINDS or isinstance(loss, ConfusionLoss):
-        return None
-    return f"it has no kernel for {name}; it has {', '.join(_KINDS)} and the confusion-matrix losses"
+    def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
+        return self.refuses_loss(loss)
+
+    def fused_loss(self, call: LossCall) -> LossResult:
+        return fused_loss(call)
+
+    def column_loss(self, call: LossCall) -> ColumnResult:
+        from . import cpu_confusion
+
+        return cpu_confusion.column_loss(call)
+
+    def logits(self, x: Tensor, layer: Layer) -> Tensor:
+        return logits(x, layer)
+
+    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
+        return torch_tiled.logits_adjoint(g, layer)
+
+    def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+        return topk(x, layer, m)
+
+    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+        return predict(x, layer, threshold)
+
+    def lml(self) -> LMLSteps:
+        from . import cpu_lml
+
+        return cpu_lml.STEPS
 
 
 def isa() -> str:
@@ -62,16 +97,11 @@ def isa() -> str:
     return _C.isa()
 
 
-def fused_loss(
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: Loss,
-    row_scale: float | Tensor,
-    needs: tuple[bool, bool, bool],
-    grad_weight_into: Tensor | None = None,
-) -> LossResult:
-    needs_x, needs_weight, needs_bias = needs
+def fused_loss(call: LossCall) -> LossResult:
+    """An elementwise loss and its gradients, in one pass of the tile loop."""
+    x, layer, targets, loss, scale, (needs_x, needs_weight, needs_bias) = call
+    params = loss.kernel_params()
+    assert isinstance(params, ElementwiseParams)
     real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
     new = torch.empty if batch and labels else torch.zeros
     rows = new(batch, dtype=torch.float64)
@@ -79,45 +109,24 @@ def fused_loss(
     grad_bias = None
     if needs_bias:  # added to; numpy's zeros start no OpenMP threads, which a forked child has lost
         grad_bias = torch.from_numpy(np.zeros(labels, np.float64 if real == torch.float64 else np.float32))
-    grad_weight, fresh = _weight_gradient(x, layer, grad_weight_into) if needs_weight else (None, False)
+    grad_weight = weight_gradient(x, layer) if needs_weight else None
     total = 0.0
     if batch and labels:
-        call = _Call(x, layer, _LOSS)
-        call.set_targets(targets)
-        call.set_loss(loss, layer, real)
-        if isinstance(row_scale, Tensor):
-            call.c.row_scale = call.keep(row_scale.to(real).contiguous())
+        loop = _Call(x, layer, _LOSS)
+        loop.set_targets(targets)
+        loop.set_loss(params, layer, real)
+        if isinstance(scale, Tensor):
+            loop.c.row_scale = loop.keep(scale.to(real).contiguous())
         else:
-            call.c.scale_of_all = row_scale
-        call.set_results(rows, grad_x, grad_bias, grad_weight, fresh)
-        total = call.run()
-    elif fresh and grad_weight is not None:
+            loop.c.scale_of_all = scale
+        loop.set_results(rows, grad_x, grad_bias, grad_weight)
+        total = loop.run()
+    elif grad_weight is not None:
         grad_weight.zero_()
-    if grad_weight is not None and grad_weight_into is not None and grad_weight is not grad_weight_into:
-        grad_weight = grad_weight_into.add_(grad_weight)
     out = gradient_dtype(x.dtype)
-    if out == real:
-        return LossResult(rows, grad_x, grad_weight, grad_bias, total)
-    return LossResult(
-        rows,
-        None if grad_x is None else grad_x.to(out),
-        grad_weight if grad_weight is None or grad_weight_into is not None else grad_weight.to(out),
-        None if grad_bias is None else grad_bias.to(out),
-        total,
-    )
-
-
-def confusion_loss(
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: ConfusionLoss,
-    reduction: str,
-    needs: tuple[bool, bool, bool, bool, bool],
-) -> Any:
-    from . import cpu_confusion
-
-    return cpu_confusion.confusion_loss(x, layer, targets, loss, reduction, needs)
+    if out != real:
+        grad_x, grad_weight, grad_bias = cast_all(out, grad_x, grad_weight, grad_bias)
+    return LossResult(rows, grad_x, grad_weight, grad_bias, total)
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:
@@ -157,15 +166,16 @@ class _Call:
 
     def __init__(self, x: Tensor, layer: Layer, consumer: int, rows_at_once: bool = False) -> None:
         x, weight = _unit_stride(x), _unit_stride(layer.weight)
-        (batch, _), (labels, slack), (num_labels, k, label_start) = x.shape, weight.shape, layer[2:]
-        shape, plan = _shape(x.dtype, batch, labels, slack, num_labels, k, label_start, consumer, rows_at_once)
+        shape, plan = _shape(x.dtype, x.shape[0], weight.shape, layer.meta, consumer, rows_at_once)
         self.kept: list[Any] = [x, weight, plan]
         self.c = shape.with_inputs(x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0))
         if layer.bias is not None:
             self.c.bias = self.keep(layer.bias.to(accumulate_dtype(x.dtype)).contiguous())
 
-    def keep(self, tensor: Tensor) -> int:
+    def keep(self, tensor: Tensor | None) -> int:
         """The address of a tensor that lives as long as this call."""
+        if tensor is None:
+            return 0
         self.kept.append(tensor)
         return tensor.data_ptr()
 
@@ -181,35 +191,32 @@ class _Call:
         self.c.dense, self.c.dense_dtype = self.keep(targets), _DTYPES[targets.dtype]
         self.c.dense_stride, self.c.dense_step = targets.stride()
 
-    def set_loss(self, loss: Any, layer: Layer, real: torch.dtype) -> None:
-        c, kind = self.c, _KINDS[type(loss).__name__]
-        c.loss_kind = kind
-        if kind == 0:
-            c.label_smoothing = loss.label_smoothing
-        elif kind == 1:
-            c.gamma_pos = c.gamma_neg = loss.gamma
-            c.alpha_pos, c.alpha_neg = (1.0, 1.0) if loss.alpha is None else (loss.alpha, 1 - loss.alpha)
+    def set_loss(self, params: ElementwiseParams, layer: Layer, real: torch.dtype) -> None:
+        c = self.c
+        c.loss_kind = params.kind
+        if params.kind == BCE_KIND:
+            c.label_smoothing = params.label_smoothing
         else:
-            c.gamma_pos, c.gamma_neg, c.clip, c.eps = loss.gamma_pos, loss.gamma_neg, loss.clip, loss.eps
-            c.detach_focus = int(loss.detach_focus)
-        here = slice(layer.label_start, layer.label_start + layer.num_rows)
-        if loss.weight is not None:
-            c.label_weight = self.keep(loss.weight[here].to(real).contiguous())
-        if loss.pos_weight is not None:
-            c.pos_weight = self.keep(loss.pos_weight[here].to(real).contiguous())
+            c.gamma_pos, c.gamma_neg = params.gamma_pos, params.gamma_neg
+            c.alpha_pos, c.alpha_neg = params.alpha_pos, params.alpha_neg
+            c.clip, c.eps, c.detach_focus = params.clip, params.eps, int(params.detach_focus)
+        if params.weight is not None:
+            c.label_weight = self.keep(label_vector(params.weight, layer, real))
+        if params.pos_weight is not None:
+            c.pos_weight = self.keep(label_vector(params.pos_weight, layer, real))
 
     def set_results(
-        self, rows: Tensor, grad_x: Tensor | None, grad_bias: Tensor | None, grad_weight: Tensor | None, fresh: bool
+        self, rows: Tensor, grad_x: Tensor | None, grad_bias: Tensor | None, grad_weight: Tensor | None
     ) -> None:
-        """Where the loss of each row and the gradients go; gradients that are not ``fresh`` are added to."""
+        """Where the loss of each row and the gradients go."""
         self.c.results(
             self.keep(rows),
-            0 if grad_x is None else self.keep(grad_x),
-            0 if grad_bias is None else self.keep(grad_bias),
-            0 if grad_weight is None else self.keep(grad_weight),
+            self.keep(grad_x),
+            self.keep(grad_bias),
+            self.keep(grad_weight),
             0 if grad_weight is None else grad_weight.stride(0),
             0 if grad_weight is None else _DTYPES[grad_weight.dtype],
-            grad_weight is not None and not fresh,
+            False,
         )
 
     def run(self) -> float:
@@ -223,42 +230,43 @@ def _unit_stride(a: Tensor) -> Tensor:
 
 
 # Calls without tensors, by shape: training repeats one shape, and filling one in takes longer than a small layer.
-_shapes: dict[tuple[Any, ...], tuple[Any, _Prepared | None]] = {}
-_MOST_SHAPES = 256
+_shapes: BoundedCache[tuple[Any, _Prepared | None]] = BoundedCache(
+    _CACHE_BYTES, lambda entry: 1024 + (0 if entry[1] is None else entry[1].nbytes)
+)
 
 
 def _shape(
-    dtype: torch.dtype,
-    batch: int,
-    labels: int,
-    slack: int,
-    num_labels: int,
-    k: int,
-    label_start: int,
-    consumer: int,
-    rows_at_once: bool,
+    dtype: torch.dtype, batch: int, weight_shape: torch.Size, meta: LayerMeta, consumer: int, rows_at_once: bool
 ) -> tuple[Any, _Prepared | None]:
     """(a ``_C.Call`` without tensors, the plan that it points to); cached."""
-    key = (dtype, batch, labels, slack, num_labels, k, label_start, consumer, rows_at_once, torch.get_num_threads())
-    found = _shapes.get(key)
-    if found is not None:
-        return found
+    threads = torch.get_num_threads()
+    key = (dtype, batch, weight_shape, meta, consumer, rows_at_once, threads)
+    return _shapes.get(key, lambda: _new_shape(*key))
+
+
+def _new_shape(
+    dtype: torch.dtype,
+    batch: int,
+    weight_shape: torch.Size,
+    meta: LayerMeta,
+    consumer: int,
+    rows_at_once: bool,
+    threads: int,
+) -> tuple[Any, _Prepared | None]:
+    labels, slack = weight_shape
     real = accumulate_dtype(dtype)
-    threads = min(torch.get_num_threads(), -(-labels // _SHARE_UNIT) or 1)
+    threads = min(threads, -(-labels // _SHARE_UNIT) or 1)
     if batch * labels * (slack + 16) < _SMALL:
         threads = 1
     chunk = max(batch, 1) if rows_at_once else _CHUNK
     tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
-    made = None
+    prepared = None
     call = _C.Call()
-    call.shape(consumer, _DTYPES[dtype], threads, tile, chunk, batch, labels, slack, label_start, k)
-    if k >= 0:
-        made = _prepare(num_labels, k, label_start, labels, tile, threads, real)
-        call.plan(made.rank, made.even_rank, *made.pointers)
-    if len(_shapes) >= _MOST_SHAPES:
-        _shapes.clear()
-    _shapes[key] = call, made
-    return call, made
+    call.shape(consumer, _DTYPES[dtype], threads, tile, chunk, batch, labels, slack, meta.label_start, meta.k)
+    if meta.k >= 0:
+        prepared = _prepare(meta, labels, tile, threads, real)
+        call.plan(prepared.rank, prepared.even_rank, *prepared.pointers)
+    return call, prepared
 
 
 def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> int:
@@ -270,19 +278,13 @@ def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> in
     return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
 
 
-def _weight_gradient(x: Tensor, layer: Layer, into: Tensor | None, rows_at_once: bool = False) -> tuple[Tensor, bool]:
-    """(the buffer that the loop writes, whether it is fresh).
+def weight_gradient(x: Tensor, layer: Layer, rows_at_once: bool = False) -> Tensor:
+    """The memory that the loop writes grad_weight to.
 
-    A 16-bit buffer takes the sum over one chunk of rows only: more would be rounded in between.
+    16 bits take the sum over one chunk of rows only: more would be rounded in between.
     """
-    real = accumulate_dtype(x.dtype)
     one_chunk = rows_at_once or x.shape[0] <= _CHUNK
-    if into is not None and (into.stride(1) == 1 or into.shape[1] <= 1):
-        half = into.dtype in (torch.bfloat16, torch.float16) and real == torch.float32
-        if into.dtype == real or (half and one_chunk):
-            return into, False
-    dtype = gradient_dtype(x.dtype) if one_chunk and into is None else real
-    return gradient_of(layer.weight, dtype), True
+    return empty_gradient(layer.weight.shape, gradient_dtype(x.dtype) if one_chunk else accumulate_dtype(x.dtype))
 
 
 class _Prepared(NamedTuple):
@@ -298,34 +300,24 @@ class _Prepared(NamedTuple):
         return sum(a.nbytes for a in self.arrays)
 
 
-_cache: OrderedDict[tuple[Any, ...], _Prepared] = OrderedDict()
-_lock = threading.Lock()
+_plans: BoundedCache[_Prepared] = BoundedCache(_CACHE_BYTES, lambda prepared: prepared.nbytes)
 
 
-def _prepare(
-    num_labels: int, k: int, label_start: int, labels: int, tile: int, threads: int, real: torch.dtype
-) -> _Prepared:
-    """Cached; the least recently used go when the cache passes 64 MiB."""
-    key = (num_labels, k, label_start, labels, tile, threads, real)
-    with _lock:
-        if key in _cache:
-            _cache.move_to_end(key)
-            return _cache[key]
+def _prepare(meta: LayerMeta, labels: int, tile: int, threads: int, real: torch.dtype) -> _Prepared:
+    """The plan of a layer for these tiles; cached."""
+    key = (meta, labels, tile, threads, real)
+    return _plans.get(key, lambda: _new_plan(*key))
+
+
+def _new_plan(meta: LayerMeta, labels: int, tile: int, threads: int, real: torch.dtype) -> _Prepared:
     double = real == torch.float64
-    made = plan(num_labels, k, tile, 1e-16 if double else 2e-8)
-    starts = _tile_starts(labels, tile, threads)
-    cos, sin = made.rotations(label_start + starts + tile // 2)
-    even = made.even_rank
+    shared = plan(meta.num_labels, meta.k, tile, 1e-16 if double else 2e-8)
+    cos, sin = shared.rotations(meta.label_start + _tile_starts(labels, tile, threads) + tile // 2)
+    even = shared.even_rank
     dtype = np.float64 if double else np.float32
-    parts = (made.u, made.v[:even, np.r_[0, 1 : 2 * k + 1 : 2]], made.v[even:, 2::2], cos, sin)
+    parts = (shared.u, shared.v[:even, np.r_[0, 1 : 2 * meta.k + 1 : 2]], shared.v[even:, 2::2], cos, sin)
     arrays = tuple(np.ascontiguousarray(a, dtype=dtype) for a in parts)
-    prepared = _Prepared(arrays, tuple(a.ctypes.data for a in arrays), made.rank, even)
-    with _lock:
-        _cache[key] = prepared
-        while len(_cache) > 1 and sum(p.nbytes for p in _cache.values()) > _CACHE_BYTES:
-            _cache.popitem(last=False)
-            _shapes.clear()  # they hold what the cache lets go
-    return prepared
+    return _Prepared(arrays, tuple(a.ctypes.data for a in arrays), shared.rank, even)
 
 
 def _tile_starts(labels: int, tile: int, threads: int) -> np.ndarray:

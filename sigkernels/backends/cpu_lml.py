@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _C  # type: ignore[attr-defined]
-from .torch_lml import Root
+from .interface import LMLSteps, Root
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _SOLVE, _PROJECT, _PULLBACK, _SPREAD = range(4)
@@ -38,6 +38,9 @@ def spread(z: Tensor, root: Root, total: Tensor, out: Tensor | None = None) -> T
         out = torch.empty_like(z, memory_format=torch.contiguous_format)
     _run(_SPREAD, z.contiguous(), root, total=total.data_ptr(), out=out.data_ptr())
     return out
+
+
+STEPS = LMLSteps(solve, project, pullback, spread)
 
 
 def _new_root(z: Tensor) -> Root:

@@ -15,39 +15,70 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..layer import Layer
-from ..losses import ConfusionLoss, Loss, SigmoidF1
-from . import fused_pass
+from ..losses import ColumnLoss, ConfusionParams, ElementwiseLoss, ElementwiseParams
+from . import fused_pass, torch_tiled
 from .fused_pass import Columns, Elementwise, Gradients, Targets
-from .interface import accumulate_dtype
-from .tiles import Chunk, check_size, label_chunks, merge_candidates, set_offsets, sort_logits, without_autocast
+from .interface import (
+    Backend,
+    BackendError,
+    ColumnResult,
+    LMLSteps,
+    LossCall,
+    LossResult,
+    Operation,
+    accumulate_dtype,
+)
+from .tiles import Chunk, check_size, label_chunks, merge_candidates, set_offsets, sort_logits
+from .torch_tiled import without_autocast
 
 _SORT_ELEMENTS = 2**23  # logits in memory at a time when m is too large for the kernels' lists
 
 
-def available() -> str | None:
-    try:
-        module = _module()
-    except ImportError as error:
-        return (
-            f"sigkernels._cuda is not built ({error}); install a CUDA toolkit and reinstall from the source with "
-            "SIGKERNELS_CUDA=1 pip install ."
-        )
-    if not torch.cuda.is_available() or torch.version.hip:
-        return f"torch sees no CUDA device ({module.devices()}); install a CUDA build of torch and a driver"
-    return None
+class CUDABackend(Backend):
+    """The compiled kernels of ``csrc/cuda``."""
 
+    name = "cuda"
 
-def devices() -> tuple[str, ...]:
-    return ("cuda",)
-
-
-def supports(loss: Loss) -> str | None:
-    if isinstance(loss, ConfusionLoss) or type(loss).__name__ in ("BCE", "Focal", "Asymmetric"):
+    def unavailable(self) -> str | None:
+        try:
+            module = _module()
+        except ImportError as error:
+            return (
+                f"sigkernels._cuda is not built ({error}); install a CUDA toolkit and reinstall from the source with "
+                "SIGKERNELS_CUDA=1 pip install ."
+            )
+        if not torch.cuda.is_available() or torch.version.hip:
+            return f"torch sees no CUDA device ({module.devices()}); install a CUDA build of torch and a driver"
         return None
-    return (
-        f"the cuda backend has no kernel for {type(loss).__name__}; it has BCE, Focal, Asymmetric and the "
-        "confusion-matrix losses"
-    )
+
+    def devices(self) -> tuple[str, ...]:
+        return ("cuda",)
+
+    def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
+        if operation == "lml":
+            return "LML has no CUDA C++ kernel; use 'triton' or 'torch'"
+        return self.refuses_loss(loss)
+
+    def fused_loss(self, call: LossCall) -> LossResult:
+        return fused_loss(call)
+
+    def column_loss(self, call: LossCall) -> ColumnResult:
+        return column_loss(call)
+
+    def logits(self, x: Tensor, layer: Layer) -> Tensor:
+        return logits(x, layer)
+
+    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
+        return torch_tiled.logits_adjoint(g, layer)
+
+    def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+        return topk(x, layer, m)
+
+    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+        return predict(x, layer, threshold)
+
+    def lml(self) -> LMLSteps:
+        raise BackendError(str(self.refuses("lml")))
 
 
 @functools.cache
@@ -141,32 +172,32 @@ class _Engine:
     def rows(self, x: Tensor) -> int:
         return _module().rows_per_group(_kind(x))
 
-    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Elementwise) -> None:
+    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Elementwise) -> None:
         _module().fused_loss(
             _Problem(chunk).launch,
             _targets(targets, chunk),
             _gradients(gradients, chunk),
-            loss=_loss_settings(what.loss),
-            label_weight=_address(what.label_weight),
-            pos_weight=_address(what.pos_weight),
-            row_factor=what.row_factor.data_ptr(),
-            row_sums=what.row_sums.data_ptr(),
-            blocks=len(what.row_sums),
+            loss=launch.params.numbers(),
+            label_weight=_address(launch.label_weight),
+            pos_weight=_address(launch.pos_weight),
+            row_factor=launch.row_factor.data_ptr(),
+            row_sums=launch.row_sums.data_ptr(),
+            blocks=len(launch.row_sums),
         )
 
-    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Columns) -> None:
+    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Columns) -> None:
         _module().confusion_loss(
             _Problem(chunk).launch,
             _targets(targets, chunk),
             _gradients(gradients, chunk),
-            loss=_confusion_settings(what.loss, what.scale, accumulate_dtype(chunk.slack.dtype)),
-            beta=_address(what.beta),
-            eta=_address(what.eta),
-            logits=what.logits.data_ptr(),
-            values=what.values.data_ptr(),
-            grad_beta=_address(what.grad_beta),
-            grad_eta=_address(what.grad_eta),
-            blocks=len(what.values),
+            loss=_confusion_settings(launch.params, launch.scale, accumulate_dtype(chunk.slack.dtype)),
+            beta=_address(launch.beta),
+            eta=_address(launch.eta),
+            logits=launch.logits.data_ptr(),
+            values=launch.values.data_ptr(),
+            grad_beta=_address(launch.grad_beta),
+            grad_eta=_address(launch.grad_eta),
+            blocks=len(launch.values),
         )
 
     def add_slabs(self, slabs: Tensor, out: Tensor, scale: Tensor | None, accumulate: bool) -> None:
@@ -211,40 +242,25 @@ def _gradients(gradients: Gradients, chunk: Chunk) -> Any:
     )
 
 
-fused_loss = without_autocast(functools.partial(fused_pass.fused_loss, _Engine()))
-confusion_loss = without_autocast(functools.partial(fused_pass.confusion_loss, _Engine()))
+@without_autocast
+def fused_loss(call: LossCall) -> LossResult:
+    params = call.loss.kernel_params()
+    assert isinstance(params, ElementwiseParams)
+    return fused_pass.fused_loss(_Engine(), call, params)
 
 
-def _loss_settings(loss: Any) -> dict[str, float]:
-    """The fields of a loss by the names of ``LossParams`` in ``csrc/core/losses.h``."""
-    settings: dict[str, float] = dict(
-        kind=0, label_smoothing=0.0, gamma_pos=0.0, gamma_neg=0.0, alpha_pos=1.0, alpha_neg=1.0, clip=0.0, eps=1e-8
-    )
-    settings["detach_focus"] = False
-    name = type(loss).__name__
-    if name == "BCE":
-        settings["label_smoothing"] = loss.label_smoothing
-    elif name == "Focal":
-        settings.update(kind=1, gamma_pos=loss.gamma, gamma_neg=loss.gamma)
-        if loss.alpha is not None:
-            settings.update(alpha_pos=loss.alpha, alpha_neg=1 - loss.alpha)
-    else:
-        settings.update(kind=2, gamma_pos=loss.gamma_pos, gamma_neg=loss.gamma_neg, clip=loss.clip or 0.0)
-        settings.update(eps=loss.eps, detach_focus=loss.detach_focus)
-    return settings
+@without_autocast
+def column_loss(call: LossCall) -> ColumnResult:
+    params = call.loss.kernel_params()
+    assert isinstance(params, ConfusionParams)
+    return fused_pass.column_loss(_Engine(), call, params)
 
 
-def _confusion_settings(loss: ConfusionLoss, scale: float, dtype: torch.dtype) -> dict[str, float]:
+def _confusion_settings(params: ConfusionParams, scale: float, dtype: torch.dtype) -> dict[str, float]:
     """The fields of a loss by the names of ``ConfusionParams`` in ``csrc/cuda/launch.h``."""
-    names = ("n_tp", "n_s", "n_p", "n_rows", "d_s", "d_p", "d_rows")
-    over, under = loss.coefficients
-    settings: dict[str, float] = dict(zip(names, (*over, *under), strict=True))
-    settings |= {"form": 2, "mirrored": loss.mirrored, "tiny": torch.finfo(dtype).tiny, "scale": scale}
-    settings |= {"beta": 1.0, "eta": 0.0}
-    if isinstance(loss, SigmoidF1):
-        settings["form"] = 0 if loss.on == "logits" else 1
-        settings |= {n: float(v) for n in ("beta", "eta") if not isinstance(v := getattr(loss, n), Tensor)}
-    return settings
+    settings = {name: getattr(params, name) for name in params._fields if name not in ("pooled", "beta", "eta")}
+    settings |= {"tiny": torch.finfo(dtype).tiny, "scale": scale}
+    return settings | {"beta": params.number("beta"), "eta": params.number("eta")}
 
 
 @without_autocast

@@ -13,12 +13,20 @@ import torch
 from torch import Tensor
 
 from ..labels import LabelSets
-from ..layer import Layer
-from ..losses import ConfusionLoss, Loss, SigmoidF1
-from . import torch_confusion
-from .interface import LossResult, accumulate_dtype, gradient_dtype
-from .tiles import Chunk, SparseTargets, check_size, gradient_factors, label_chunks, label_vector
-from .torch_confusion import ConfusionResult, _like_setting
+from ..losses import ConfusionParams, ElementwiseParams
+from ..losses.kernel_params import UNBOUNDED
+from . import torch_columns
+from .interface import (
+    ColumnResult,
+    LossCall,
+    LossResult,
+    accumulate_dtype,
+    cast_all,
+    gradient_dtype,
+    label_vector,
+    like_setting,
+)
+from .tiles import Chunk, SparseTargets, check_size, gradient_factors, label_chunks
 
 _SLAB_BYTES = 64 * 2**20  # of private grad_x slabs: bounds the rows of one launch
 _COLUMN_SLAB_BYTES = 256 * 2**20  # where all rows must be in one launch: bounds the blocks
@@ -49,7 +57,7 @@ class Gradients(NamedTuple):
 class Elementwise(NamedTuple):
     """What an elementwise loss adds to a launch."""
 
-    loss: Loss
+    params: ElementwiseParams
     label_weight: Tensor | None  # [m]
     pos_weight: Tensor | None  # [m]
     row_factor: Tensor  # [B]
@@ -59,7 +67,7 @@ class Elementwise(NamedTuple):
 class Columns(NamedTuple):
     """What a confusion-matrix loss adds to a launch."""
 
-    loss: ConfusionLoss
+    params: ConfusionParams
     scale: float
     beta: Tensor | None  # [m]; None: the number in the loss
     eta: Tensor | None  # [m]
@@ -82,9 +90,9 @@ class Engine(Protocol):
     def rows(self, x: Tensor) -> int:
         """How many rows a block takes at a time; scratch arrays hold a multiple of it."""
 
-    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Elementwise) -> None: ...
+    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Elementwise) -> None: ...
 
-    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Columns) -> None: ...
+    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Columns) -> None: ...
 
     def add_slabs(self, slabs: Tensor, out: Tensor, scale: Tensor | None, accumulate: bool) -> None:
         """``out = scale · Σ slabs`` over the first dimension, or that added to ``out``; in a fixed order."""
@@ -93,9 +101,8 @@ class Engine(Protocol):
 class _Pass:
     """The buffers of one pass over all labels, and the launches that fill them."""
 
-    def __init__(
-        self, engine: Engine, x: Tensor, layer: Layer, targets: LabelSets | Tensor, needs: tuple[bool, ...]
-    ) -> None:
+    def __init__(self, engine: Engine, call: LossCall) -> None:
+        x, layer, targets, needs = call.x, call.layer, call.targets, call.needs
         check_size(layer)
         self.engine, self.x, self.layer, self.needs = engine, x, layer, needs
         self.acc, self.out_dtype = accumulate_dtype(x.dtype), gradient_dtype(x.dtype)
@@ -107,14 +114,11 @@ class _Pass:
         self.grad_x = make(x.shape, dtype=self.acc, device=x.device) if needs[0] else None
         self.grad_bias = make(layer.num_rows, dtype=self.acc, device=x.device) if needs[2] else None
 
-    def grad_weight(self, into: Tensor | None, launches_of_rows: int) -> Tensor | None:
+    def grad_weight(self, launches_of_rows: int) -> Tensor | None:
         """Where the kernel puts grad_weight: in 16 bits while one launch has all rows, so that it is written once."""
         if not self.needs[1]:
             return None
         narrow = launches_of_rows == 1 and self.out_dtype == self.x.dtype
-        taken = (self.acc, self.x.dtype) if narrow else (self.acc,)
-        if into is not None and into.is_contiguous() and into.dtype in taken:
-            return into
         make = torch.zeros if self.empty else torch.empty
         return make(self.layer.weight.shape, dtype=self.out_dtype if narrow else self.acc, device=self.x.device)
 
@@ -145,16 +149,14 @@ class _Pass:
         rows = -(-chunk.batch // group) * group
         return torch.empty(blocks, rows, self.engine.tile, dtype=dtype, device=self.x.device)
 
-    def gradients(
-        self, chunk: Chunk, blocks: int, grad_weight: Tensor | None, adds: bool, out_scale: Tensor | None
-    ) -> Gradients:
+    def gradients(self, chunk: Chunk, blocks: int, grad_weight: Tensor | None, out_scale: Tensor | None) -> Gradients:
         slab_shape = (blocks, chunk.batch, self.x.shape[1])
         later = chunk.rows.start > 0
         return Gradients(
             torch.empty(slab_shape, dtype=self.acc, device=self.x.device) if self.needs[0] else None,
             None if grad_weight is None else grad_weight[chunk.labels],
             None if self.grad_bias is None else self.grad_bias[chunk.labels],
-            adds or later,
+            later,
             later,
             out_scale,
             self.buffer(blocks, chunk, self.x.dtype) if any(self.needs[:2]) else None,
@@ -165,16 +167,9 @@ class _Pass:
             out = self.grad_x[chunk.rows]
             self.engine.add_slabs(gradients.slabs, out, gradients.out_scale, chunk.labels.start > 0)
 
-    def finish(
-        self, grad_weight: Tensor | None, into: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def finish(self, grad_weight: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients of x, weight and bias in the dtype in which they are handed out."""
-        if grad_weight is not None and into is not None:
-            grad_weight = into if grad_weight is into else into.add_(grad_weight)
-        elif grad_weight is not None:
-            grad_weight = grad_weight.to(self.out_dtype)
-        grad_x, grad_bias = (None if g is None else g.to(self.out_dtype) for g in (self.grad_x, self.grad_bias))
-        return grad_x, grad_weight, grad_bias
+        return cast_all(self.out_dtype, self.grad_x, grad_weight, self.grad_bias)
 
 
 def _fewest(tiles: int, blocks: int) -> int:
@@ -182,98 +177,67 @@ def _fewest(tiles: int, blocks: int) -> int:
     return -(-tiles // -(-tiles // blocks))
 
 
-def fused_loss(
-    engine: Engine,
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: Loss,
-    row_scale: float | Tensor,
-    needs: tuple[bool, bool, bool],
-    grad_weight_into: Tensor | None = None,
-) -> LossResult:
-    """An elementwise loss and its gradients; ``interface.Backend.fused_loss`` has the arguments."""
-    run = _Pass(engine, x, layer, targets, needs)
-    scale = gradient_factors(x, row_scale, loss)
-    step = run.rows_per_launch() if needs[0] else max(x.shape[0], 1)
-    grad_weight = run.grad_weight(grad_weight_into, -(-x.shape[0] // step))
-    adds = grad_weight is not None and grad_weight is grad_weight_into
+def fused_loss(engine: Engine, call: LossCall, params: ElementwiseParams) -> LossResult:
+    """An elementwise loss and its gradients."""
+    run, x = _Pass(engine, call), call.x
+    scale = gradient_factors(x, call.scale, params)
+    step = run.rows_per_launch() if call.needs[0] else max(x.shape[0], 1)
+    grad_weight = run.grad_weight(-(-x.shape[0] // step))
     rows = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for chunk in run.chunks(step):
         blocks = _fewest(chunk.tiles, engine.blocks(x))
-        gradients = run.gradients(chunk, blocks, grad_weight, adds, scale.out)
-        what = Elementwise(
-            loss,
-            label_vector(getattr(loss, "weight", None), chunk.layer, run.acc),
-            label_vector(getattr(loss, "pos_weight", None), chunk.layer, run.acc),
+        gradients = run.gradients(chunk, blocks, grad_weight, scale.out)
+        launch = Elementwise(
+            params,
+            label_vector(params.weight, chunk.layer, run.acc),
+            label_vector(params.pos_weight, chunk.layer, run.acc),
             scale.row[chunk.rows],
             torch.empty(blocks, chunk.batch, dtype=torch.float64, device=x.device),
         )
-        engine.fused_loss(chunk, run.targets(chunk), gradients, what)
-        engine.add_slabs(what.row_sums, rows[chunk.rows], None, True)
+        engine.fused_loss(chunk, run.targets(chunk), gradients, launch)
+        engine.add_slabs(launch.row_sums, rows[chunk.rows], None, True)
         run.add_grad_x(chunk, gradients)
-    return LossResult(rows, *run.finish(grad_weight, grad_weight_into))
+    return LossResult(rows, *run.finish(grad_weight))
 
 
-def confusion_loss(
-    engine: Engine,
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: ConfusionLoss,
-    reduction: str,
-    needs: tuple[bool, bool, bool, bool, bool],  # x, weight, bias, beta, eta
-) -> ConfusionResult:
-    """As ``torch_confusion.confusion_loss``, which does ``average="pooled"``: its sums take a pass of their own."""
-    if loss.average == "pooled":
-        return torch_confusion.confusion_loss(x, layer, targets, loss, reduction, needs)
-    run = _Pass(engine, x, layer, targets, needs)
-    batch, labels, device = x.shape[0], layer.num_rows, x.device
-    scale = 1 / layer.num_labels if reduction == "mean" else 1.0
+def column_loss(engine: Engine, call: LossCall, params: ConfusionParams) -> ColumnResult:
+    """A confusion-matrix loss and its gradients; torch does a pooled one: its sums take a pass of their own."""
+    if params.pooled:
+        return torch_columns.column_loss(call)
+    run, x, scale = _Pass(engine, call), call.x, float(call.scale)
+    batch, labels, device = x.shape[0], call.layer.num_rows, x.device
     # float16: ∂loss/∂z keeps to the middle of its range, and the rest of the factor waits for the sums.
-    bounded = x.dtype == torch.float16 and isinstance(loss, SigmoidF1)
+    bounded = x.dtype == torch.float16 and params.form != UNBOUNDED
     inside = _FLOAT16_HEADROOM if bounded else (1.0 if x.dtype == torch.float16 else scale)
     out_scale = None if inside == scale else torch.full((), scale / inside, dtype=run.acc, device=device)
-    grad_weight = run.grad_weight(None, 1)
+    grad_weight = run.grad_weight(1)
     value = torch.zeros(1, dtype=torch.float64, device=device)
     if not batch:
         value += labels  # every denominator is 0: value 0, loss 1
     grad_beta, grad_eta = (
-        torch.zeros(labels, dtype=torch.float64, device=device) if need else None for need in needs[3:]
+        torch.zeros(labels, dtype=torch.float64, device=device) if need else None for need in call.needs[3:]
     )
     slab_bytes = max(batch * x.shape[1] * run.acc.itemsize, 1)
     most = min(engine.blocks(x), max(_COLUMN_SLAB_BYTES // slab_bytes, 1))
     for chunk in run.chunks(max(batch, 1)):
         blocks = _fewest(chunk.tiles, most)
-        gradients = run.gradients(chunk, blocks, grad_weight, False, out_scale)
-        what = Columns(
-            loss,
+        gradients = run.gradients(chunk, blocks, grad_weight, out_scale)
+        beta, eta = (s if isinstance(s, Tensor) else None for s in (params.beta, params.eta))
+        launch = Columns(
+            params,
             inside,
-            _setting(loss, "beta", chunk.layer, run.acc),
-            _setting(loss, "eta", chunk.layer, run.acc),
+            label_vector(beta, chunk.layer, run.acc),
+            label_vector(eta, chunk.layer, run.acc),
             run.buffer(blocks, chunk, run.acc),
             torch.empty(blocks, dtype=torch.float64, device=device),
             None if grad_beta is None else grad_beta[chunk.labels],
             None if grad_eta is None else grad_eta[chunk.labels],
         )
-        engine.confusion_loss(chunk, run.targets(chunk), gradients, what)
-        engine.add_slabs(what.values, value, None, True)
+        engine.confusion_loss(chunk, run.targets(chunk), gradients, launch)
+        engine.add_slabs(launch.values, value, None, True)
         run.add_grad_x(chunk, gradients)
     for grad in (grad_beta, grad_eta):
         if grad is not None:
             grad *= scale / inside
-    return ConfusionResult(
-        value[0] * scale,
-        *run.finish(grad_weight, None),
-        None if grad_beta is None else _like_setting(loss, "beta", grad_beta),
-        None if grad_eta is None else _like_setting(loss, "eta", grad_eta),
-    )
-
-
-def _setting(loss: ConfusionLoss, name: str, layer: Layer, dtype: torch.dtype) -> Tensor | None:
-    """β or η of every label here, ``[m]``, or None for a number. One that is a scalar tensor stays on its device."""
-    setting = getattr(loss, name, None)
-    if not isinstance(setting, Tensor):
-        return None
-    setting = setting.detach().expand(layer.num_labels) if not setting.ndim else setting.detach()
-    return label_vector(setting, layer, dtype)
+    settings = like_setting(params.beta, grad_beta), like_setting(params.eta, grad_eta)
+    return ColumnResult(value[0] * scale, *run.finish(grad_weight), *settings)

@@ -1,15 +1,36 @@
-"""What every backend module provides."""
+"""The contract of the backends: what each of them fills, or refuses with a sentence."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import abc
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..labels import LabelSets
 from ..layer import Layer
-from ..losses import Loss
+from ..losses import ColumnLoss, ElementwiseLoss
+
+Operation = Literal["fused_loss", "column_loss", "logits", "logits_adjoint", "topk", "predict", "lml"]
+
+
+class BackendError(RuntimeError):
+    """A backend was asked for that cannot do the job, with one line that says why and what to install."""
+
+
+class LossCall(NamedTuple):
+    """A loss of a layer that is to be computed. Arguments were checked by the public functions."""
+
+    x: Tensor  # [B, D]
+    layer: Layer
+    targets: LabelSets | Tensor  # sets of global labels, or [B, m] in [0, 1]
+    loss: ElementwiseLoss | ColumnLoss  # its tensors are [] or [n]
+    scale: (
+        float | Tensor
+    )  # a number or, for elementwise losses, [B]: multiplies the gradients, and a column loss's value
+    needs: tuple[bool, ...]  # gradients of x, weight, bias; of a column loss also of beta and eta
 
 
 class LossResult(NamedTuple):
@@ -31,38 +52,87 @@ class LossResult(NamedTuple):
         return self.grad_x, self.grad_weight, self.grad_bias
 
 
-class Backend(Protocol):
-    """A module with these functions. Arguments were checked by the public edge."""
+class ColumnResult(NamedTuple):
+    """The outcome of a column loss; a gradient that nobody asked for is None. dtypes as for LossResult."""
 
-    def available(self) -> str | None:
+    value: Tensor  # [] float64
+    grad_x: Tensor | None  # [B, D]
+    grad_weight: Tensor | None  # [m, s]
+    grad_bias: Tensor | None  # [m]
+    grad_beta: Tensor | None = None  # float64, [] or [m] as beta is
+    grad_eta: Tensor | None = None
+
+
+class Root(NamedTuple):
+    """The solution of the LML projection of each row."""
+
+    nu: Tensor  # [B]: Σ σ(z + nu) = k
+    # [B]: Σ h at nu, with h = σ(z + nu)·σ(-z - nu); its logarithm, which is negative, where it underflows
+    slope: Tensor
+
+
+class LMLSteps(NamedTuple):
+    """The four steps of the LML projection on logits ``z [B, n]``; ``ops/lml.py`` has the mathematics."""
+
+    solve: Callable[[Tensor, int], Root]  # (z, k)
+    project: Callable[[Tensor, int], tuple[Tensor, Root]]  # (z, k) → y, root
+    pullback: Callable[[Tensor, Tensor, Root], Tensor]  # (grad, z, root) → h ∘ (grad - E[grad])
+    spread: Callable[[Tensor, Root, Tensor, Tensor | None], Tensor]  # (z, root, total [B], out) → total·h/Σh
+
+
+class Backend(abc.ABC):
+    """One implementation of the operations. An operation that ``refuses`` gives a sentence for is never called."""
+
+    name: str
+
+    @abc.abstractmethod
+    def unavailable(self) -> str | None:
         """``None``, or one sentence: why this backend cannot be used and what to install."""
 
+    @abc.abstractmethod
     def devices(self) -> tuple[str, ...] | None:
         """The device types it takes; ``None`` for any."""
 
-    def supports(self, loss: Loss) -> str | None:
-        """``None``, or one sentence: why ``fused_loss`` does not take this loss."""
+    @abc.abstractmethod
+    def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
+        """``None``, or one sentence: why it does not do this, with this loss."""
 
+    @abc.abstractmethod
+    def fused_loss(self, call: LossCall) -> LossResult:
+        """An elementwise loss of each row and the gradients, in one pass over label tiles."""
+
+    @abc.abstractmethod
+    def column_loss(self, call: LossCall) -> ColumnResult:
+        """A column loss and the gradients."""
+
+    @abc.abstractmethod
     def logits(self, x: Tensor, layer: Layer) -> Tensor:
         """``[B, D] → [B, m]``, in the dtype of x."""
 
-    def fused_loss(
-        self,
-        x: Tensor,  # [B, D]
-        layer: Layer,
-        targets: LabelSets | Tensor,  # sets of global labels, or [B, m] in [0, 1]
-        loss: Loss,  # its tensors are [n]
-        row_scale: float | Tensor,  # a number or [B]: multiplies the gradients, not the rows
-        needs: tuple[bool, bool, bool],  # gradients of x, weight, bias
-        grad_weight_into: Tensor | None = None,  # [m, s]: add the gradient of weight here
-    ) -> LossResult:
-        """The loss of each row and the gradients, in one pass over label tiles."""
+    @abc.abstractmethod
+    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
+        """``g W``: ``[B, m] → [B, D]``, in the dtype of g."""
 
+    @abc.abstractmethod
     def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
         """The m highest logits of each row and their labels, ``[B, m]`` each; ties go to the lower label."""
 
+    @abc.abstractmethod
     def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
         """The labels whose logit is above ``threshold``."""
+
+    @abc.abstractmethod
+    def lml(self) -> LMLSteps:
+        """The steps of the LML projection."""
+
+    def refuses_loss(self, loss: ElementwiseLoss | ColumnLoss | None) -> str | None:
+        """``None``, or one sentence, for backends that have kernels for the losses of this package alone."""
+        if loss is None or loss.kernel_params() is not None:
+            return None
+        return (
+            f"the {self.name} backend has no kernel for {type(loss).__name__}; it has BCE, Focal, Asymmetric, SigmoidF1 "
+            "and UnboundedF1 themselves, not their subclasses; use 'torch' or 'auto'"
+        )
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -78,3 +148,29 @@ def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
 def sum_dtype(device: torch.device) -> torch.dtype:
     """The widest floating point type of a device, in which rows are summed."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def cast_all(
+    dtype: torch.dtype, grad_x: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients that are there, in ``dtype``."""
+    x, weight, bias = (None if grad is None else grad.to(dtype) for grad in (grad_x, grad_weight, grad_bias))
+    return x, weight, bias
+
+
+def label_vector(values: float | Tensor | None, layer: Layer, dtype: torch.dtype) -> Tensor | None:
+    """The entries of a per-label setting (a number, ``[]`` or ``[n]``) for this layer's labels, ``[m]``."""
+    if values is None:
+        return None
+    device = layer.weight.device
+    if not isinstance(values, Tensor):
+        return torch.full((layer.num_rows,), values, dtype=dtype, device=device)
+    values = values.detach().to(dtype=dtype, device=device)
+    return (values[layer.labels] if values.ndim else values.expand(layer.num_rows)).contiguous()
+
+
+def like_setting(setting: float | Tensor, grad: Tensor | None) -> Tensor | None:
+    """The gradient of a setting, ``[m]``, in the form that the setting has; ``None`` for none."""
+    if grad is None or not isinstance(setting, Tensor):
+        return None
+    return grad if setting.ndim else grad.sum()

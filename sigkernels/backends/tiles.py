@@ -6,39 +6,22 @@ kernel turns V for its tile, ``M = V · Rot(tile)``, and sees the tile as ``[U |
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..bounded_cache import BoundedCache
 from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer
-from ..losses import Loss
+from ..losses import ElementwiseParams
 from .interface import accumulate_dtype
 
-_CACHE_BYTES = 256 * 2**20
 _DFT_ALIGN = 64  # columns: what the widest step of a kernel takes
 _MAX_LABELS = 2**31 - 1  # a label fits an int32 inside the kernels; memory offsets are 64-bit
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def without_autocast(operation: F) -> F:
-    """Inputs come in their final dtype: autocast must not round the library products between the kernels."""
-
-    @functools.wraps(operation)
-    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(x.device.type, enabled=False):
-            return operation(x, *args, **kwargs)
-
-    return cast(F, run)
 
 
 class TileFactors(NamedTuple):
@@ -55,8 +38,7 @@ class TileFactors(NamedTuple):
     turn: Tensor  # [tiles, 2, 2k+1]
 
 
-_cache: OrderedDict[tuple[object, ...], TileFactors] = OrderedDict()
-_lock = threading.Lock()
+_factors: BoundedCache[TileFactors] = BoundedCache(256 * 2**20, lambda factors: factors.turn.nbytes)
 
 
 def tile_factors(layer: Layer, tile: int) -> TileFactors:
@@ -68,20 +50,11 @@ def tile_factors(layer: Layer, tile: int) -> TileFactors:
     if layer.k < 0:
         empty = torch.empty(0, 0, dtype=dtype, device=device)
         return TileFactors(0, 0, empty, empty, empty)
-    key = (layer.num_labels, layer.k, layer.label_start, layer.num_rows, tile, dtype, device)
-    with _lock:
-        if key in _cache:
-            _cache.move_to_end(key)
-            return _cache[key]
-    made = _make(layer, tile, dtype, device)
-    with _lock:
-        _cache[key] = made
-        while len(_cache) > 1 and sum(f.turn.nbytes for f in _cache.values()) > _CACHE_BYTES:
-            _cache.popitem(last=False)
-    return made
+    key = (layer.meta, layer.num_rows, tile, dtype, device)
+    return _factors.get(key, lambda: _work_out(layer, tile, dtype, device))
 
 
-def _make(layer: Layer, tile: int, dtype: torch.dtype, device: torch.device) -> TileFactors:
+def _work_out(layer: Layer, tile: int, dtype: torch.dtype, device: torch.device) -> TileFactors:
     shared = plan(layer.num_labels, layer.k, tile, 1e-14 if dtype == torch.float64 else 2e-8)
     cos, sin = shared.rotations(shared.centres(layer.label_start, layer.num_rows))
     v = np.empty((shared.rank, layer.k + 1))
@@ -143,11 +116,7 @@ class Chunk(NamedTuple):
         """These rows, and tiles ``first … first+count-1``."""
         layer, tile = self.layer, self.tile
         labels = slice(first * tile, min((first + count) * tile, layer.num_rows))
-        part = layer._replace(
-            weight=layer.weight[labels],
-            bias=None if layer.bias is None else layer.bias[labels],
-            label_start=layer.label_start + labels.start,
-        )
+        part = layer.part(labels.start, labels.stop)
         factors = self.factors._replace(turn=self.factors.turn[first : first + count])
         return Chunk(rows, labels, self.dft[rows], self.slack[rows], part, factors, tile)
 
@@ -190,7 +159,7 @@ class Factors(NamedTuple):
     out: Tensor | None
 
 
-def gradient_factors(x: Tensor, row_scale: float | Tensor, loss: Loss) -> Factors:
+def gradient_factors(x: Tensor, row_scale: float | Tensor, params: ElementwiseParams) -> Factors:
     """Splits ``row_scale`` so that ∂f/∂z keeps to the range of float16 inside the tensor-core products.
 
     Other dtypes have the exponent range to carry the whole factor in the kernel.
@@ -203,19 +172,12 @@ def gradient_factors(x: Tensor, row_scale: float | Tensor, loss: Loss) -> Factor
     if x.dtype != torch.float16 or not x.shape[0]:
         return Factors(row, None)
     out = row.abs().amax()
-    for name in ("weight", "pos_weight"):
-        factor = getattr(loss, name, None)
-        if factor is not None:
-            out = out * factor.to(dtype).abs().amax().clamp(min=1.0 if name == "pos_weight" else 0.0)
+    for setting, least in ((params.weight, 0.0), (params.pos_weight, 1.0)):
+        if setting is not None:
+            factor = torch.as_tensor(setting, dtype=dtype, device=x.device)
+            out = out * factor.abs().amax().clamp(min=least)
     out = torch.where((out > 0) & torch.isfinite(out), out, torch.ones_like(out))
     return Factors(row / out, out)
-
-
-def label_vector(values: Tensor | None, layer: Layer, dtype: torch.dtype) -> Tensor | None:
-    """The entries of a per-label vector ``[n]`` that belong to this layer, ``[m]``."""
-    if values is None:
-        return None
-    return values[layer.label_start : layer.label_start + layer.num_rows].to(dtype).contiguous()
 
 
 # --- top-m and prediction: from what the kernels emit to the result -----------------------------------------

@@ -7,24 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .interface import sum_dtype
+from .interface import LMLSteps, Root, sum_dtype
 
 _MAX_SWEEPS = 2500  # bisection alone needs fewer: log2(range / precision)
 _BLOCK = 2**20  # elements that are worked on at a time
 _STEP_TOL = {True: 1e-8, False: 1e-4}  # by "is float64": Newton squares the error, so this step is the last
-
-
-class Root(NamedTuple):
-    """The solution of a row."""
-
-    nu: Tensor  # [B]: Σ σ(z + nu) = k
-    # [B]: Σ h at nu, with h = σ(z + nu)·σ(-z - nu); its logarithm, which is negative, where it underflows
-    slope: Tensor
 
 
 def spread_at(t: Tensor, h: Tensor, slope: Tensor, total: Tensor) -> Tensor:
@@ -74,6 +65,9 @@ def spread(z: Tensor, root: Root, total: Tensor, out: Tensor | None = None) -> T
         t = z[rows].to(root.nu.dtype) + root.nu[rows, None]
         out[rows] = spread_at(t, _h(t), root.slope[rows, None], total[rows, None].to(t.dtype))
     return out
+
+
+STEPS = LMLSteps(solve, project, pullback, spread)
 
 
 def _blocks(z: Tensor) -> Iterator[slice]:

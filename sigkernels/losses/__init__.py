@@ -1,19 +1,33 @@
 """Losses: frozen dataclasses that say what is measured and hold all of its settings."""
 
-from .base import Loss
-from .confusion import ConfusionLoss, SigmoidF1, UnboundedF1
+import torch
+
+from .base import ColumnLoss, ElementwiseLoss, Loss, Reduction, RowLoss
+from .confusion import Average, ConfusionLoss, Metric, SigmoidF1, UnboundedF1
 from .elementwise import BCE, Asymmetric, Focal
-from .row import LMLNLL, RowLoss, TruncatedTopKEntropy
+from .kernel_params import ConfusionParams, ElementwiseParams
+from .row import LMLNLL, RankedRowLoss, TruncatedTopKEntropy
 
 __all__ = [
     "BCE",
     "LMLNLL",
     "Asymmetric",
+    "Average",
+    "ColumnLoss",
     "ConfusionLoss",
+    "ConfusionParams",
+    "ElementwiseLoss",
+    "ElementwiseParams",
     "Focal",
     "Loss",
+    "Metric",
+    "RankedRowLoss",
+    "Reduction",
     "RowLoss",
     "SigmoidF1",
     "TruncatedTopKEntropy",
     "UnboundedF1",
 ]
+
+# So that checkpoints whose hyperparameters hold a loss load with torch.load's default, weights_only=True.
+torch.serialization.add_safe_globals([BCE, Asymmetric, Focal, SigmoidF1, UnboundedF1, LMLNLL, TruncatedTopKEntropy])

@@ -1,53 +1,67 @@
-"""Losses: frozen dataclasses that say what f(z, y) is and hold all of its settings.
+"""What all losses share: frozen dataclasses that say what is measured and hold all of its settings.
 
-An elementwise loss has two formulas with the same meaning, both in plain torch: ``value`` is the readable reference,
-differentiable by autograd; ``value_and_grad`` gives f and ∂f/∂z in closed form for the tiled passes.
+Three bases say what a loss is a function of: ``ElementwiseLoss`` of one logit and its target, ``ColumnLoss`` of all
+logits of a label, ``RowLoss`` of all logits of a row. A loss hands over its kernel parameters only as exactly the class
+that defines them: a subclass is computed by its own formula, in torch, and never as its parent.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..validation import check_memory, check_number
+from .kernel_params import ConfusionParams, ElementwiseParams
 
+Reduction = Literal["mean", "sum", "none"]
 L = TypeVar("L", bound="Loss")
+
+_classes: weakref.WeakValueDictionary[str, type[Loss]] = weakref.WeakValueDictionary()
+_taken: set[str] = set()  # names are never given twice, so that none can mean another class later
+_DECODE = {"f": float, "i": int, "b": bool}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loss:
-    """What all losses share: their fields are either numbers or tensors with one entry per label.
+    """A frozen dataclass whose fields are numbers, or tensors with one entry per label."""
 
-    The names of the fields stand in two class variables, which torch.compile can read, unlike ``dataclasses.fields``.
-    """
-
-    kinds: ClassVar[dict[str, type[Loss]]] = {}  # by class name: how an operator call names its loss
-    tensor_fields: ClassVar[tuple[str, ...]] = ("weight", "pos_weight")
-    number_fields: ClassVar[tuple[str, ...]] = ()
+    _name: ClassVar[str]  # unique among the classes of this process: how an operator call names its loss
+    takes_gradients: ClassVar[tuple[str, ...]] = ()  # fields that may be learned
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Loss.kinds[cls.__name__] = cls
+        plain = f"{cls.__module__}.{cls.__qualname__}"
+        names = itertools.chain([plain], (f"{plain}#{count}" for count in itertools.count(2)))
+        cls._name = next(name for name in names if name not in _taken)
+        _taken.add(cls._name)
+        _classes[cls._name] = cls
 
     def __post_init__(self) -> None:
-        for name in self.tensor_fields:
-            tensor = getattr(self, name)
-            if tensor is None:
-                continue
-            if not isinstance(tensor, Tensor):
-                raise TypeError(
-                    f"{name} must be a tensor with one entry per label, got {type(tensor).__name__}; "
-                    "wrap it in torch.tensor(…)"
-                )
-            if tensor.ndim != 1 or not tensor.is_floating_point():
+        for name, value in list(vars(self).items()):
+            self._check_setting(name, value)
+
+    def _check_setting(self, name: str, value: Any) -> None:
+        if value is None or isinstance(value, (bool, str)):
+            return
+        if isinstance(value, Tensor):
+            if value.ndim > 1 or not value.is_floating_point():
                 raise ValueError(
-                    f"{name} must be a 1-D floating point tensor with one entry per label, "
-                    f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+                    f"{name} must be a 1-D floating point tensor with one entry per label, or a number, "
+                    f"got {value.dtype} of shape {tuple(value.shape)}"
                 )
+        elif isinstance(value, (list, tuple)) or getattr(value, "ndim", None) not in (None, 0):
+            raise TypeError(
+                f"{name} must be a tensor with one entry per label, or a number, got {type(value).__name__}; "
+                "wrap it in torch.tensor(…)"
+            )
+        else:
+            self._take_numbers(name)
 
     def _take_numbers(self, *names: str) -> None:
         """Checks that these settings are finite numbers, and makes plain ones of numpy's."""
@@ -67,65 +81,218 @@ class Loss:
     def __hash__(self) -> int:
         return hash((type(self), *(value for value in vars(self).values() if not isinstance(value, Tensor))))
 
-    def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """f(z, y) for logits ``z [..., n]`` and targets ``y [..., n]`` in [0, 1], elementwise."""
-        raise NotImplementedError(f"{type(self).__name__} has no elementwise value")
-
-    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """f and ∂f/∂z, elementwise, in closed form."""
-        raise NotImplementedError(f"{type(self).__name__} has no elementwise gradient")
+    def incomplete(self) -> str | None:
+        """``None``, or what a subclass still has to define."""
+        return f"{type(self).__name__} says nothing of what it measures; derive from ElementwiseLoss, ColumnLoss or RowLoss"
 
     # -- the same loss elsewhere -----------------------------------------------------------------------------
 
     def at_labels(self: L, like: Tensor, start: int = 0, stop: int | None = None) -> L:
         """The same loss for the labels ``start … stop-1``, its tensors with the dtype and device of ``like``."""
-        tensors = {name: getattr(self, name) for name in self.tensor_fields}
         moved = {
-            name: tensor[start:stop].to(dtype=like.dtype, device=like.device)
-            for name, tensor in tensors.items()
-            if tensor is not None
+            name: (tensor[start:stop] if tensor.ndim else tensor).to(dtype=like.dtype, device=like.device)
+            for name in vars(self)
+            if isinstance(tensor := getattr(self, name), Tensor)
         }
-        return dataclasses.replace(self, **moved) if moved else self  # type: ignore[type-var]
+        return dataclasses.replace(self, **moved) if moved else self
 
     def check_labels(self, num_labels: int, device: torch.device) -> None:
         """Refuses tensors that do not fit ``num_labels`` labels on ``device``."""
-        for name in self.tensor_fields:
-            tensor = getattr(self, name)
-            if tensor is None:
+        for field in vars(self):
+            tensor = getattr(self, field)
+            if not isinstance(tensor, Tensor):
                 continue
-            if tensor.shape[0] != num_labels:
+            name = f"{field} of {type(self).__name__}"
+            if tensor.ndim and tensor.shape[0] != num_labels:
                 raise ValueError(
-                    f"{name} of {type(self).__name__} has {tensor.shape[0]} entries for {num_labels} labels; "
-                    "give one entry per label"
+                    f"{name} has {tensor.shape[0]} entries for {num_labels} labels; "
+                    "give one entry per label, or one number for all"
                 )
-            if tensor.device != device:
+            if tensor.device != device and tensor.ndim:
                 raise ValueError(
-                    f"{name} of {type(self).__name__} is on {tensor.device} and the input on {device}; "
-                    f"move it with {name}.to('{device}')"
+                    f"{name} is on {tensor.device} and the input on {device}; move it with {field}.to('{device}')"
                 )
-            check_memory(f"{name} of {type(self).__name__}", tensor)
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise ValueError(
-                    f"{name} of {type(self).__name__} requires a gradient, which this loss does not give; "
-                    f"pass {name}.detach()"
-                )
+            check_memory(name, tensor)
+            if tensor.requires_grad and field not in self.takes_gradients and torch.is_grad_enabled():
+                raise ValueError(f"{name} requires a gradient, which this loss does not give; pass {field}.detach()")
 
-    def flatten(self) -> tuple[str, list[float], list[Tensor | None]]:
-        """(kind, numbers, tensors): the form in which an operator call carries a loss."""
-        numbers = [_as_float(getattr(self, name)) for name in self.number_fields]
-        return type(self).__name__, numbers, self.tensors()
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the settings, in the order of the fields."""
+        values = [getattr(self, name) for name in vars(self)]
+        return [value for value in values if isinstance(value, Tensor)]
 
-    def tensors(self) -> list[Tensor | None]:
-        """The tensors among the settings, in the order of ``tensor_fields``."""
-        return [getattr(self, name) for name in self.tensor_fields]
+    def learned(self) -> tuple[Tensor | None, Tensor | None]:
+        """The tensors that may take gradients, at most two."""
+        return None, None
+
+    def flatten(self) -> tuple[str, list[float], list[Tensor]]:
+        """(class, kinds of its settings and strings; numbers; tensors): how an operator call carries a loss.
+
+        Tensors that may be learned are not among them: they are inputs of their own.
+        """
+        kinds, strings = "", ""
+        numbers: list[float] = []
+        tensors: list[Tensor] = []
+        for name in vars(self):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                kinds += "l" if name in self.takes_gradients else "t"
+                if name not in self.takes_gradients:
+                    tensors.append(value)
+            elif value is None:
+                kinds += "n"
+            elif isinstance(value, str):
+                kinds += "s"
+                strings += "|" + value
+            else:
+                kinds += "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
+                numbers.append(float(value))
+        return f"{self._name}|{kinds}{strings}", numbers, tensors
 
     @staticmethod
-    def unflatten(kind: str, numbers: Sequence[float], tensors: Sequence[Tensor | None]) -> Loss:
+    def unflatten(
+        name: str, numbers: Sequence[float], tensors: Sequence[Tensor], learned: Sequence[Tensor | None] = ()
+    ) -> Loss:
         """The inverse of ``flatten``."""
-        cls = Loss.kinds[kind]
-        settings = {name: (None if x != x else x) for name, x in zip(cls.number_fields, numbers, strict=True)}
-        return cls(**settings, **dict(zip(cls.tensor_fields, tensors, strict=True)))
+        name, kinds, *strings = name.split("|")
+        cls = _classes.get(name)
+        if cls is None:
+            raise RuntimeError(f"the loss {name} is not defined in this process; import its module first")
+        fields = [field.name for field in dataclasses.fields(cls)]
+        given = {"l": iter([t for t in learned if t is not None]), "t": iter(tensors), "s": iter(strings)}
+        number = iter(numbers)
+        settings: dict[str, Any] = {}
+        for field, kind in zip(fields, kinds, strict=True):
+            if kind == "n":
+                settings[field] = None
+            else:
+                settings[field] = next(given[kind]) if kind in given else _DECODE[kind](next(number))
+        return cls(**settings)
 
 
-def _as_float(value: float | bool | None) -> float:
-    return float("nan") if value is None else float(value)
+@dataclasses.dataclass(frozen=True, eq=False)
+class ElementwiseLoss(Loss):
+    """A loss of one logit and its target, added up over labels and rows.
+
+    A subclass is a frozen dataclass with ``value``; its fields are numbers or ``[n]`` tensors, which ``value`` sees cut
+    to the labels at hand. ``value_and_grad`` is optional: without it the gradient is autograd's of ``value``.
+    """
+
+    _closed_form: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A closed form of the gradient belongs to the value it was written for, not to one that overrides it.
+        value, gradient = (
+            next(i for i, base in enumerate(cls.__mro__) if name in vars(base)) for name in ("value", "value_and_grad")
+        )
+        cls._closed_form = gradient <= value and cls.value_and_grad is not ElementwiseLoss.value_and_grad
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """f(z, y) for logits ``z [..., m]`` and targets ``y [..., m]`` in [0, 1], elementwise and differentiable."""
+        raise NotImplementedError(self.incomplete())
+
+    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """f and ∂f/∂z, elementwise."""
+        f, leaf = tile_value(self.value, z, y, z.shape, type(self).__name__)
+        return f.detach(), tile_gradients(f, torch.ones_like(f), [leaf])[0]
+
+    def tile(self, z: Tensor, y: Tensor, with_grad: bool) -> tuple[Tensor, Tensor | None]:
+        """f and, where it is wanted, ∂f/∂z of a tile of labels; the closed form where there is one."""
+        if self._closed_form:
+            return self.value_and_grad(z, y)
+        if not with_grad:
+            return check_shape(self.value(z, y), z.shape, type(self).__name__), None
+        return ElementwiseLoss.value_and_grad(self, z, y)
+
+    def incomplete(self) -> str | None:
+        if type(self).value is not ElementwiseLoss.value:
+            return None
+        return f"{type(self).__name__} has no formula; define value(self, z, y), the loss of each logit, in torch"
+
+    def kernel_params(self) -> ElementwiseParams | None:
+        """The kernel's parameters, or ``None``: this class has a formula of its own."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ColumnLoss(Loss):
+    """A loss of all logits of a label: one value per label, made of all rows of the batch; they are averaged.
+
+    A subclass defines ``column_values``. A row has no loss of its own: ``reduction="none"`` is refused.
+    """
+
+    def column_values(self, z: Tensor, y: Tensor) -> Tensor:
+        """The loss of each label, ``[m]``, from logits ``z [B, m]`` and targets ``y [B, m]``; differentiable."""
+        raise NotImplementedError(self.incomplete())
+
+    def incomplete(self) -> str | None:
+        if type(self).column_values is not ColumnLoss.column_values:
+            return None
+        return (
+            f"{type(self).__name__} has no formula; define column_values(self, z, y), the loss of each label, in torch"
+        )
+
+    def kernel_params(self) -> ConfusionParams | None:
+        """The kernel's parameters, or ``None``: this class has a formula of its own."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowLoss(Loss):
+    """A loss of all logits of a row: ``[B, n]`` logits are made, once.
+
+    A subclass defines ``row_values``. ``"none"`` gives the loss of each row, ``"sum"`` their sum, ``"mean"`` their mean
+    over the rows: there are no terms per label that could be averaged over.
+    """
+
+    def row_values(self, z: Tensor, y: Tensor) -> Tensor:
+        """The loss of each row, ``[B]``, from logits ``z [B, n]`` and targets ``y [B, n]``; differentiable."""
+        raise NotImplementedError(self.incomplete())
+
+    def incomplete(self) -> str | None:
+        if type(self).row_values is not RowLoss.row_values:
+            return None
+        return f"{type(self).__name__} has no formula; define row_values(self, z, y), the loss of each row, in torch"
+
+
+# -- a user's formula on a tile of labels ------------------------------------------------------------------------------
+
+
+class _Recording:
+    """Lets autograd record inside an operator, whose implementation torch runs below autograd."""
+
+    def __enter__(self) -> None:
+        nothing = torch._C.DispatchKeySet.from_raw_repr(0)
+        self._guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), nothing)
+        self._mode, self._enabled = torch.inference_mode(False), torch.enable_grad()
+        for context in (self._guard, self._mode, self._enabled):
+            context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for context in (self._enabled, self._mode, self._guard):
+            context.__exit__(*error)
+
+
+def tile_value(formula: Any, z: Tensor, y: Tensor, shape: torch.Size, name: str) -> tuple[Tensor, Tensor]:
+    """``formula(z, y)`` and the leaf in z's place that it can be differentiated by."""
+    with _Recording():
+        leaf = (z.clone() if z.is_inference() else z.detach()).requires_grad_()
+        return check_shape(formula(leaf, y), shape, name), leaf
+
+
+def tile_gradients(f: Tensor, upstream: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """``upstream · ∂f/∂leaf`` for each leaf; zero where f does not depend on it."""
+    with _Recording():
+        if not f.requires_grad:
+            return [torch.zeros_like(leaf) for leaf in leaves]
+        grads = torch.autograd.grad(f, leaves, upstream, allow_unused=True)
+        return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
+
+
+def check_shape(f: Any, shape: Sequence[int], name: str) -> Tensor:
+    """Refuses a formula's value of another shape, such as one that is already averaged."""
+    if not isinstance(f, Tensor) or f.shape != torch.Size(shape):
+        given = f"shape {list(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
+        raise ValueError(f"the formula of {name} must give a tensor of shape {list(shape)}, not reduced, got {given}")
+    return f

@@ -17,12 +17,16 @@ from σ of the negated argument, not from a difference that cancels.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from .base import Loss
+from .base import ColumnLoss
+from .kernel_params import SIGMOID_OF_LOGITS, SIGMOID_OF_PROBABILITY, UNBOUNDED, ConfusionParams, Form
+
+Metric = Literal["f1", "precision", "recall", "accuracy", "specificity", "npv"]
+Average = Literal["label", "pooled"]
 
 # value = (a·tp + b·s + c·p + d·B) / (e·s + f·p + g·B)
 _FRACTIONS = {
@@ -32,8 +36,8 @@ _FRACTIONS = {
     "accuracy": ((2, -1, -1, 1), (0, 0, 1)),
 }
 _MIRRORED = {"specificity": "recall", "npv": "precision"}
-METRICS = (*_FRACTIONS, *_MIRRORED)
-AVERAGES = ("label", "pooled")
+METRICS: tuple[str, ...] = get_args(Metric)
+AVERAGES: tuple[str, ...] = get_args(Average)
 
 
 class Slopes(NamedTuple):
@@ -43,15 +47,14 @@ class Slopes(NamedTuple):
     on_all: Tensor
 
 
-class ConfusionLoss(Loss):
-    """What the confusion-matrix losses share."""
+class ConfusionLoss(ColumnLoss):
+    """What the confusion-matrix losses share; a subclass defines ``scores``."""
 
-    tensor_fields: ClassVar[tuple[str, ...]] = ()
-
-    metric: str
-    average: str
+    metric: Metric
+    average: Average
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.metric not in METRICS:
             raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
         if self.average not in AVERAGES:
@@ -61,7 +64,16 @@ class ConfusionLoss(Loss):
 
     def scores(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """S and 1-S for logits ``z [..., n]``, differentiable."""
-        raise NotImplementedError
+        raise NotImplementedError(self.incomplete())
+
+    def incomplete(self) -> str | None:
+        if type(self).scores is not ConfusionLoss.scores:
+            return None
+        return f"{type(self).__name__} has no formula; define scores(self, z), S and 1-S, in torch"
+
+    def _params(self, form: Form) -> ConfusionParams:
+        over, under = self.coefficients
+        return ConfusionParams(form, self.mirrored, self.average == "pooled", *over, *under)
 
     # -- the fraction ------------------------------------------------------------------------------------------------
 
@@ -81,8 +93,8 @@ class ConfusionLoss(Loss):
         """The value from the sums of S·(y - least), S and y, and its slopes; 0 where the denominator is."""
         (a, b, c, d), (e, f, g) = self.coefficients
         under, per_s, rest = e * s + f * p + g * batch, a * least + b, a * tp + c * p + d * batch
-        usable = under.abs() > tiny
-        inverse = torch.where(usable, 1 / torch.where(usable, under, 1), 0)
+        vanishes = under.abs() <= tiny  # a NaN does not: it must reach the value
+        inverse = torch.where(vanishes, 0, 1 / torch.where(vanishes, 1, under))
         value = (rest + per_s * s) * inverse
         on_all = (
             (per_s * (f * p + g * batch) - e * rest) * inverse
@@ -91,10 +103,19 @@ class ConfusionLoss(Loss):
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """The loss of logits ``z [B, n]`` and targets ``y [B, n]``, a scalar: the mean over labels, or pooled."""
+        sums = self._sums(z, y)
+        return self._one_minus([total.sum() for total in sums] if self.average == "pooled" else sums, z.dtype).mean()
+
+    def column_values(self, z: Tensor, y: Tensor) -> Tensor:
+        return self._one_minus(self._sums(z, y), z.dtype)
+
+    def _sums(self, z: Tensor, y: Tensor) -> list[Tensor]:
+        """tp, fp, fn and tn of each label."""
         s, rest = self.scores(z)
-        tp, fp, fn, tn = ((a * b).sum(0) for a, b in ((s, y), (s, 1 - y), (rest, y), (rest, 1 - y)))
-        if self.average == "pooled":
-            tp, fp, fn, tn = tp.sum(), fp.sum(), fn.sum(), tn.sum()
+        return [(a * b).sum(0) for a, b in ((s, y), (s, 1 - y), (rest, y), (rest, 1 - y))]
+
+    def _one_minus(self, sums: list[Tensor], dtype: torch.dtype) -> Tensor:
+        tp, fp, fn, tn = sums
         over, under = {
             "f1": (2 * tp, 2 * tp + fn + fp),
             "precision": (tp, tp + fp),
@@ -103,8 +124,8 @@ class ConfusionLoss(Loss):
             "npv": (tn, tn + fn),
             "accuracy": (tp + tn, tp + fp + fn + tn),
         }[self.metric]
-        usable = under.abs() > torch.finfo(z.dtype).tiny
-        return (1 - torch.where(usable, over / torch.where(usable, under, 1), 0)).mean()
+        vanishes = under.abs() <= torch.finfo(dtype).tiny
+        return 1 - torch.where(vanishes, 0, over / torch.where(vanishes, 1, under))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,42 +143,29 @@ class SigmoidF1(ConfusionLoss):
     ``average="pooled"`` there is one value and nothing to add up). A row has no loss of its own: ``"none"`` is refused.
     """
 
+    takes_gradients: ClassVar[tuple[str, ...]] = ("beta", "eta")
+
     beta: float | Tensor = 1.0
     eta: float | Tensor = 0.0
-    metric: str = "f1"
-    average: str = "label"
-    on: str = "logits"
+    metric: Metric = "f1"
+    average: Average = "label"
+    on: Literal["logits", "probability"] = "logits"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.on not in ("logits", "probability"):
             raise ValueError(f"on must be 'logits' or 'probability', got {self.on!r}")
-        for name in ("beta", "eta"):
-            setting = getattr(self, name)
-            if isinstance(setting, Tensor):
-                if setting.ndim > 1 or not setting.is_floating_point():
-                    raise ValueError(
-                        f"{name} must be a number or a floating point tensor of shape [] or [n], "
-                        f"got {setting.dtype} of shape {tuple(setting.shape)}"
-                    )
-            else:
-                self._take_numbers(name)
+        self._take_numbers(*(name for name in ("beta", "eta") if not isinstance(getattr(self, name), Tensor)))
 
-    def check_labels(self, num_labels: int, device: torch.device) -> None:
-        for name in ("beta", "eta"):
-            setting = getattr(self, name)
-            if not isinstance(setting, Tensor):
-                continue
-            if setting.ndim == 1 and setting.shape[0] != num_labels:
-                raise ValueError(
-                    f"{name} of SigmoidF1 has {setting.shape[0]} entries for {num_labels} labels; "
-                    "give one entry per label, or one number for all"
-                )
-            if setting.device != device:
-                raise ValueError(
-                    f"{name} of SigmoidF1 is on {setting.device} and the input on {device}; "
-                    f"move it with {name}.to('{device}')"
-                )
+    def learned(self) -> tuple[Tensor | None, Tensor | None]:
+        beta, eta = (setting if isinstance(setting, Tensor) else None for setting in (self.beta, self.eta))
+        return beta, eta
+
+    def kernel_params(self) -> ConfusionParams | None:
+        if type(self) is not SigmoidF1:
+            return None
+        form: Form = SIGMOID_OF_LOGITS if self.on == "logits" else SIGMOID_OF_PROBABILITY
+        return self._params(form)._replace(beta=self.beta, eta=self.eta)
 
     def scores(self, z: Tensor) -> tuple[Tensor, Tensor]:
         u = torch.sigmoid(z) if self.on == "probability" else z
@@ -174,8 +182,11 @@ class UnboundedF1(ConfusionLoss):
         average: as for ``SigmoidF1``.
     """
 
-    metric: str = "f1"
-    average: str = "label"
+    metric: Metric = "f1"
+    average: Average = "label"
+
+    def kernel_params(self) -> ConfusionParams | None:
+        return self._params(UNBOUNDED) if type(self) is UnboundedF1 else None
 
     def scores(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return z, 1 - z

@@ -8,36 +8,41 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Loss
+from .base import ElementwiseLoss
+from .kernel_params import ASYMMETRIC_KIND, BCE_KIND, FOCAL_KIND, ElementwiseParams
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BCE(Loss):
+class BCE(ElementwiseLoss):
     """Binary cross-entropy on logits, ``w·(pw·y·softplus(-z) + (1-y)·softplus(z))``, as torch has it.
 
     Args:
-        weight: ``[n]``, a factor for each label.
-        pos_weight: ``[n]``, a factor for the positive part of each label.
+        weight: a number or ``[n]``, a factor for each label.
+        pos_weight: a number or ``[n]``, a factor for the positive part of each label.
         label_smoothing: ``a`` in [0, 1] replaces ``y`` by ``y(1-a) + a/2``.
     """
 
-    weight: Tensor | None = None
-    pos_weight: Tensor | None = None
+    weight: float | Tensor | None = None
+    pos_weight: float | Tensor | None = None
     label_smoothing: float = 0.0
-
-    number_fields: ClassVar[tuple[str, ...]] = ("label_smoothing",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._take_numbers("label_smoothing")
         if not 0.0 <= self.label_smoothing <= 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1], got {self.label_smoothing}")
+
+    def kernel_params(self) -> ElementwiseParams | None:
+        if type(self) is not BCE:
+            return None
+        return ElementwiseParams(
+            BCE_KIND, label_smoothing=self.label_smoothing, weight=self.weight, pos_weight=self.pos_weight
+        )
 
     def _smooth(self, y: Tensor) -> Tensor:
         a = self.label_smoothing
@@ -68,11 +73,11 @@ class BCE(Loss):
         return f, torch.sigmoid(z).mul_(down).addcmul_(up, (-z).sigmoid_(), value=-1)
 
 
-class _TwoSided(Loss):
+class _TwoSided(ElementwiseLoss):
     """A loss given by its positive and its negative side."""
 
-    weight: Tensor | None
-    pos_weight: Tensor | None
+    weight: float | Tensor | None
+    pos_weight: float | Tensor | None
 
     def _sides(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """P(z) and N(z), differentiable."""
@@ -106,16 +111,14 @@ class Focal(_TwoSided):
     Args:
         gamma: γ ≥ 0, how strongly easy labels are turned down; 0 gives BCE.
         alpha: weight α of positives, 1-α of negatives; ``None`` for no weighting.
-        weight: ``[n]``, a factor for each label.
-        pos_weight: ``[n]``, a factor for the positive part of each label.
+        weight: a number or ``[n]``, a factor for each label.
+        pos_weight: a number or ``[n]``, a factor for the positive part of each label.
     """
-
-    number_fields: ClassVar[tuple[str, ...]] = ("gamma", "alpha")
 
     gamma: float = 2.0
     alpha: float | None = 0.25
-    weight: Tensor | None = None
-    pos_weight: Tensor | None = None
+    weight: float | Tensor | None = None
+    pos_weight: float | Tensor | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,6 +134,20 @@ class Focal(_TwoSided):
         f, g = super().value_and_grad(finite, y)
         # What they cost, if anything, is infinite: ∞·f, and 0·∞ counts as 0.
         return f.add_((z - finite).abs_().mul_(f).nan_to_num_(0.0, torch.inf)), g
+
+    def kernel_params(self) -> ElementwiseParams | None:
+        if type(self) is not Focal:
+            return None
+        up, down = self._alphas()
+        return ElementwiseParams(
+            FOCAL_KIND,
+            gamma_pos=self.gamma,
+            gamma_neg=self.gamma,
+            alpha_pos=up,
+            alpha_neg=down,
+            weight=self.weight,
+            pos_weight=self.pos_weight,
+        )
 
     def _alphas(self) -> tuple[float, float]:
         return (1.0, 1.0) if self.alpha is None else (self.alpha, 1.0 - self.alpha)
@@ -168,24 +185,22 @@ class Asymmetric(_TwoSided):
         clip: probability margin in [0, 1): negatives below it cost nothing; ``None`` or 0 for none.
         eps: logarithms are cut off at log(eps), and have no gradient beyond.
         detach_focus: no gradient through the focusing factor, as the published code does by default.
-        weight: ``[n]``, a factor for each label.
-        pos_weight: ``[n]``, a factor for the positive part of each label.
+        weight: a number or ``[n]``, a factor for each label.
+        pos_weight: a number or ``[n]``, a factor for the positive part of each label.
     """
-
-    number_fields: ClassVar[tuple[str, ...]] = ("gamma_neg", "gamma_pos", "clip", "eps", "detach_focus")
 
     gamma_neg: float = 4.0
     gamma_pos: float = 1.0
     clip: float = 0.05
     eps: float = 1e-8
     detach_focus: bool = False
-    weight: Tensor | None = None
-    pos_weight: Tensor | None = None
+    weight: float | Tensor | None = None
+    pos_weight: float | Tensor | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.clip is None:
             object.__setattr__(self, "clip", 0.0)
+        super().__post_init__()
         self._take_numbers("gamma_neg", "gamma_pos", "clip", "eps")
         _check_exponent("gamma_neg", self.gamma_neg)
         _check_exponent("gamma_pos", self.gamma_pos)
@@ -194,6 +209,20 @@ class Asymmetric(_TwoSided):
             raise ValueError(f"clip is a probability margin and must lie in [0, 1), got {self.clip}")
         if not 0.0 < self.eps < 1.0:
             raise ValueError(f"eps must lie between 0 and 1, got {self.eps}")
+
+    def kernel_params(self) -> ElementwiseParams | None:
+        if type(self) is not Asymmetric:
+            return None
+        return ElementwiseParams(
+            ASYMMETRIC_KIND,
+            gamma_pos=self.gamma_pos,
+            gamma_neg=self.gamma_neg,
+            clip=self.clip,
+            eps=self.eps,
+            detach_focus=self.detach_focus,
+            weight=self.weight,
+            pos_weight=self.pos_weight,
+        )
 
     def _sides(self, z: Tensor) -> tuple[Tensor, Tensor]:
         p, q = torch.sigmoid(z), torch.sigmoid(-z)

@@ -1,26 +1,19 @@
 """Losses of a whole row: they need all of its logits at once, so ``[B, n]`` logits are made, once, and then overwritten
 by their own gradient. A head computes everything else as for the other losses.
-
-Reductions: ``"none"`` gives the loss of each row, ``"sum"`` their sum, ``"mean"`` their mean over the rows: there are
-no terms per label that could be averaged over.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import torch
 
 from ..validation import check_int
-from .base import Loss
+from .base import RowLoss
 
 
-class RowLoss(Loss):
-    """What the row losses share: k, the number of labels that are chosen."""
-
-    tensor_fields: ClassVar[tuple[str, ...]] = ()
-    number_fields: ClassVar[tuple[str, ...]] = ("k",)
+class RankedRowLoss(RowLoss):
+    """What the row losses of this package share: k, the number of labels that are chosen."""
 
     k: int
 
@@ -31,9 +24,17 @@ class RowLoss(Loss):
         if self.k > num_labels:
             raise ValueError(f"k = {self.k} of {type(self).__name__} is more than the {num_labels} labels there are")
 
+    @property
+    def fused(self) -> bool:
+        """Whether the fused pass knows this loss: one of this module's own classes, not a subclass."""
+        return type(self) in (LMLNLL, TruncatedTopKEntropy)
+
+    def incomplete(self) -> str | None:
+        return None if self.fused else super().incomplete()
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LMLNLL(RowLoss):
+class LMLNLL(RankedRowLoss):
     """The negative log-likelihood of a label set under the LML projection, ``functional.lml_nll``.
 
     Args:
@@ -44,7 +45,7 @@ class LMLNLL(RowLoss):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TruncatedTopKEntropy(RowLoss):
+class TruncatedTopKEntropy(RankedRowLoss):
     """The truncated top-k entropy, ``functional.truncated_topk_entropy``.
 
     Args:

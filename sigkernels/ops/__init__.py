@@ -1,6 +1,5 @@
 """Operations, one file each: the autograd Function, its torch.library registration, and the dispatch."""
 
-from .fused_loss import fused_loss
 from .layer_loss import layer_loss
 from .lml import LML, lml, lml_nll
 from .logits import logits
@@ -11,7 +10,6 @@ from .truncated_topk_entropy import truncated_topk_entropy
 
 __all__ = [
     "LML",
-    "fused_loss",
     "layer_loss",
     "lml",
     "lml_nll",

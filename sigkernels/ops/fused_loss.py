@@ -1,7 +1,9 @@
-"""Fused loss: logits, f(z, y) and all gradients in one pass over label tiles, without any ``[B, n]`` array.
+"""Fused loss: logits, the loss and all gradients in one pass over label tiles, without any ``[B, n]`` array.
 
-    rows_b = Σ_i f(z_bi, y_bi),   z = [W_dft | weight] x + bias
-    loss   = Σ_b rows_b / (B·n)  ("mean"),   Σ_b rows_b  ("sum"),   rows [B]  ("none")
+    z = [W_dft | weight] x + bias
+    elementwise:  rows_b = Σ_i f(z_bi, y_bi);   loss = Σ rows / (B·n)  ("mean"),   Σ rows  ("sum"),   rows [B]  ("none")
+    of columns:   loss = mean_i or Σ_i of a value per label, which all rows of the batch make
+    of rows:      rows_b = f(z_b, y_b), from one ``[B, n]`` array that its own gradient overwrites; the mean is over rows
 
 For a scalar loss the gradients are made in the forward pass, by the same sweep, and the backward pass scales them.
 With ``"none"`` every row has its own upstream gradient, so the backward pass sweeps again with these as row weights.
@@ -10,56 +12,73 @@ With ``"none"`` every row has its own upstream gradient, so the backward pass sw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from .. import backends
-from ..backends.interface import LossResult, accumulate_dtype, gradient_dtype
-from ..labels import LabelSets
-from ..layer import Layer
-from ..losses import Loss
-from ..operator_dispatch import by_operator
+from ..backends.interface import Backend, LossCall, LossResult, accumulate_dtype, gradient_dtype, sum_dtype
+from ..layer import Layer, LayerMeta
+from ..losses import LMLNLL, ColumnLoss, ElementwiseLoss, Loss, RankedRowLoss
+from .double_backward import refuse_double_backward
+from .lml import nll_rows_and_grad_
+from .row_loss import entries, reduce_rows
+from .targets import from_target_tensors
+from .truncated_topk_entropy import entropy_rows_and_grad_
 
-DOUBLE_BACKWARD = (
-    "the fused loss has no second derivative: it never keeps the logits that one would need. "
-    "For double backward take the logits, head(h) or functional.dft_logits, and torch's own loss on them"
-)
-GRAD_INTO = (
-    "grad_into and accumulate_grad write to a buffer while the loss is computed, which torch.compile and tracing do not "
-    "follow: leave them out there, or keep this call outside of the compiled function"
-)
+Arrays = Sequence[Tensor | None]  # x, weight, bias, beta, eta, indices, offsets, dense
+Gradients = Sequence[Tensor | None]  # of the first five
+ARRAYS, LEARNED = 8, 5
 
 
-def fused_loss(
-    x: Tensor,  # [B, D]
-    layer: Layer,
-    targets: LabelSets | Tensor,  # B sets, or [B, m]
-    loss: Loss,
-    reduction: str,
-    grad_weight_into: Tensor | None = None,  # [m, s]
-) -> Tensor:
-    """The loss, ``[]`` or ``[B]``, in float32 (float64 for float64 inputs). Arguments were checked."""
-    if by_operator(x, layer.weight, layer.bias, *_target_tensors(targets), *loss.tensors()):
-        if grad_weight_into is not None:
-            raise ValueError(GRAD_INTO)
-        return _call_operator(x, layer, targets, loss, reduction)
-    return FusedLoss.apply(
-        x,
-        layer.weight,
-        layer.bias,
-        layer,
-        targets,
-        loss,
-        reduction,
-        torch.is_grad_enabled(),
-        grad_weight_into,
-    )
+class Spec(NamedTuple):
+    """Everything of a call that is not a tensor."""
+
+    backend: Backend
+    loss: Loss
+    meta: LayerMeta
+    reduction: str
+
+    @classmethod
+    def of(cls, x: Tensor, loss: Loss, meta: LayerMeta, reduction: str) -> Spec:
+        """With the backend for this tensor and this loss."""
+        if isinstance(loss, ElementwiseLoss):
+            backend = backends.select(x, "fused_loss", loss)
+        elif isinstance(loss, ColumnLoss):
+            backend = backends.select(x, "column_loss", loss)
+        else:
+            backend = backends.select(x, "logits")
+        return cls(backend, loss, meta, reduction)
+
+    def scale(self, batch: int) -> float:
+        """What multiplies the gradients, and a column loss, for an upstream gradient of 1."""
+        if self.reduction != "mean" or getattr(self.loss, "average", None) == "pooled":
+            return 1.0
+        if isinstance(self.loss, ColumnLoss):
+            return 1.0 / self.meta.num_labels
+        return 1.0 / max(batch * (1 if isinstance(self.loss, RankedRowLoss) else self.meta.num_labels), 1)
 
 
-def _scale(reduction: str, batch: int, num_labels: int) -> float:
-    return 1.0 / max(batch * num_labels, 1) if reduction == "mean" else 1.0
+def evaluate(
+    spec: Spec, arrays: Arrays, row_scale: Tensor | None, needs: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss and the gradients that are needed, for an upstream gradient of 1 or of ``row_scale [B]``."""
+    (x, weight, bias, *_), targets = arrays[:LEARNED], arrays[LEARNED:]
+    assert x is not None and weight is not None
+    layer = Layer(weight, bias, spec.meta)
+    dtype = accumulate_dtype(x.dtype)
+    scale = spec.scale(x.shape[0]) if row_scale is None else row_scale.to(dtype).contiguous()
+    if isinstance(spec.loss, RankedRowLoss):
+        rows, grads = _row_pass(spec, x, layer, targets, scale, needs)
+        return reduce_rows(rows, spec.reduction, x.shape[:1]).to(dtype), grads
+    y = from_target_tensors(targets[0], targets[1], targets[2], spec.meta.num_labels)
+    loss = cast("ElementwiseLoss | ColumnLoss", spec.loss)
+    if isinstance(loss, ColumnLoss):
+        column = spec.backend.column_loss(LossCall(x, layer, y, loss, scale, tuple(needs)))
+        return column.value.to(dtype), list(column[1:])
+    result = spec.backend.fused_loss(LossCall(x, layer, y, loss, scale, (needs[0], needs[1], needs[2])))
+    return _reduce(result, spec.reduction, spec.meta.num_labels, dtype), [*result.gradients, None, None]
 
 
 def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dtype) -> Tensor:
@@ -68,124 +87,93 @@ def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dt
         return rows.to(dtype)
     count = rows.shape[0] * num_labels if reduction == "mean" else 1
     if result.total is not None and count:
-        return torch.scalar_tensor(result.total / count, dtype=dtype)
+        return torch.tensor(result.total / count, dtype=dtype)  # beyond its range: inf
     return (rows.sum() / count).to(dtype)
 
 
-def _target_tensors(targets: LabelSets | Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(indices, offsets, dense): the tensors of either form of targets."""
-    if isinstance(targets, LabelSets):
-        return targets.indices, targets.offsets, None
-    return None, None, targets
+def _row_pass(
+    spec: Spec, x: Tensor, layer: Layer, targets: Arrays, scale: float | Tensor, needs: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The rows' losses and the gradients: all that a single ``[B, n]`` array serves for."""
+    loss, real = cast(RankedRowLoss, spec.loss), accumulate_dtype(x.dtype)
+    rows_and_grad_ = nll_rows_and_grad_ if type(loss) is LMLNLL else entropy_rows_and_grad_
+    z = spec.backend.logits(x, layer).to(real)
+    if not any(needs):
+        return rows_and_grad_(z, entries(*targets), loss.k, None), [None] * LEARNED
+    row_scale = scale if isinstance(scale, Tensor) else x.new_full((x.shape[0],), scale, dtype=real)
+    rows = rows_and_grad_(z, entries(*targets), loss.k, row_scale)
+    out = gradient_dtype(x.dtype)
+    return rows, [
+        spec.backend.logits_adjoint(z, layer).to(out) if needs[0] else None,
+        (z.T @ x[:, layer.dft_columns :].to(real)).to(out) if needs[1] else None,
+        z.sum(0).to(out) if needs[2] else None,
+        None,
+        None,
+    ]
 
 
-def _targets(
-    indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None, num_labels: int
-) -> LabelSets | Tensor:
-    """The inverse of ``_target_tensors``."""
-    if indices is None or offsets is None:
-        assert dense is not None
-        return dense
-    return LabelSets.from_sorted(indices, offsets, num_labels)
+# -- one context and one backward for the eager Function and for the operator --------------------------------------
 
 
 class FusedLoss(torch.autograd.Function):
-    """The eager path."""
+    """The eager path: (loss, the five gradients or None)."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        layer: Layer,
-        targets: LabelSets | Tensor,
-        loss: Loss,
-        reduction: str,
-        grad_enabled: bool,
-        grad_weight_into: Tensor | None,
-    ) -> Tensor:
-        ctx.backend = backends.select(x, loss)
-        needs = tuple(ctx.needs_input_grad[:3]) if grad_enabled else (False, False, False)
-        ctx.now = any(needs) and reduction != "none"
-        ctx.scale = _scale(reduction, x.shape[0], layer.num_labels)
-        ctx.into = grad_weight_into if needs[1] else None
-        result = backends.by_name(ctx.backend).fused_loss(
-            x,
-            layer,
-            targets,
-            loss,
-            ctx.scale,
-            needs if ctx.now else (False, False, False),
-            ctx.into if ctx.now else None,
-        )
-        ctx.grads = result if ctx.now else None
-        ctx.meta, ctx.loss, ctx.needs, ctx.dtype = layer[2:], loss, needs, x.dtype
-        ctx.save_for_backward(x, weight, bias, *_target_tensors(targets))
-        return _reduce(result, reduction, layer.num_labels, accumulate_dtype(x.dtype))
+    def forward(spec: Spec, needs: tuple[bool, ...], *arrays: Tensor | None) -> Any:  # type: ignore[override]
+        now = any(needs) and spec.reduction != "none"
+        value, grads = evaluate(spec, arrays, None, needs if now else (False,) * LEARNED)
+        return value, *grads
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        if torch.is_grad_enabled():  # create_graph=True
-            with torch.no_grad():
-                grads = _gradients(ctx, grad_output)
-            x, weight, bias = ctx.saved_tensors[:3]
-            grads = _RefuseDoubleBackward.apply(x, weight, bias, grad_output, *grads)
-        else:
-            grads = _gradients(ctx, grad_output)
-        return (*grads, None, None, None, None, None, None)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.spec, ctx.needs, *arrays = inputs
+        ctx.backend = ctx.spec.backend
+        # Not saved but held, so that they are handed out once and autograd can keep them as .grad without a copy.
+        ctx.grads = output[1:] if any(ctx.needs) and ctx.spec.reduction != "none" else None
+        if ctx.grads is not None:
+            ctx.mark_non_differentiable(*[grad for grad in ctx.grads if grad is not None])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*arrays)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, *unused: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        if grad_output is None:
+            return (None,) * (2 + ARRAYS)
+        return None, None, *_backward(ctx, grad_output, _eager_gradients)
 
 
-def _gradients(ctx: Any, grad_output: Tensor) -> list[Tensor | None]:
-    if ctx.grads is not None:
-        # Handed out once, so that autograd can keep them as .grad without a copy. A second backward
-        # through a retained graph makes them anew.
-        result, ctx.grads = ctx.grads, None
-        grads = _scaled(result, grad_output, ctx)
-    else:  # by another sweep, with the true row weights
-        grads = list(_sweep(ctx, grad_output * ctx.scale, ctx.needs, ctx.into).gradients)
-    if ctx.into is not None:
-        grads[1] = None
-    return [grad if grad is None or grad.dtype == ctx.dtype else grad.to(ctx.dtype) for grad in grads]
-
-
-def _scaled(result: LossResult, grad_output: Tensor, ctx: Any) -> list[Tensor | None]:
-    """The gradients of the forward pass times a scalar, in place: nobody else holds them."""
-    grads: list[Tensor | None] = list(result.gradients)
-    if ctx.into is not None:
-        grads[1] = None
-    if grad_output.device.type == "cpu" and grad_output.item() == 1.0:
-        return grads
-    for grad in grads:
-        if grad is not None:
-            grad.mul_(grad_output)
-    if ctx.into is not None:
-        # The forward pass has added the gradient for an upstream gradient of 1: add what is missing.
-        _sweep(ctx, (grad_output - 1) * ctx.scale, (False, True, False), ctx.into)
+def _eager_gradients(ctx: Any, grad_output: Tensor) -> Gradients:
+    transformed = torch._C._are_functorch_transforms_active()  # such as vmap over upstream gradients
+    if ctx.spec.reduction == "none":
+        if transformed:
+            raise RuntimeError(
+                "batched upstream gradients need the loss itself inside the transform: use torch.func.vjp or jacrev"
+            )
+        return evaluate(ctx.spec, ctx.saved_tensors, grad_output, ctx.needs)[1]
+    grads = ctx.grads
+    if transformed and grads is not None:
+        return [None if grad is None else grad * grad_output for grad in grads]
+    if grads is None:  # a second backward pass through a retained graph makes them anew
+        grads = evaluate(ctx.spec, ctx.saved_tensors, None, ctx.needs)[1]
+    ctx.grads = None
+    if grad_output.device.type != "cpu" or grad_output.item() != 1.0:
+        for grad in grads:
+            if grad is not None:
+                grad.mul_(grad_output)  # in place: nobody else holds them
     return grads
 
 
-def _sweep(ctx: Any, row_scale: Tensor, needs: tuple[bool, bool, bool], into: Tensor | None) -> LossResult:
-    x, weight, bias, indices, offsets, dense = ctx.saved_tensors
-    layer = Layer(weight, bias, *ctx.meta)
-    y = _targets(indices, offsets, dense, layer.num_labels)
-    row_scale = row_scale.expand(x.shape[0]).to(accumulate_dtype(x.dtype)).contiguous()
-    return backends.by_name(ctx.backend).fused_loss(x, layer, y, ctx.loss, row_scale, needs, into)
-
-
-class _RefuseDoubleBackward(torch.autograd.Function):
-    """Hands gradients through, and says why when somebody differentiates them again."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, grad_output: Tensor, *grads: Any) -> Any:  # type: ignore[override]
-        return grads
-
-    @staticmethod
-    def backward(ctx: Any, *grad_grads: Any) -> Any:  # type: ignore[override]
-        raise RuntimeError(DOUBLE_BACKWARD)
-
-
-# -- torch.library: the same operation, kept whole by torch.compile ------------------------------------------------
+def _backward(ctx: Any, grad_output: Tensor, make: Any) -> list[Tensor | None]:
+    """The gradients of all arrays, in the dtypes of these."""
+    arrays = ctx.saved_tensors[:ARRAYS]
+    with torch.no_grad():
+        grads = [
+            grad if grad is None or array is None or grad.dtype == array.dtype else grad.to(array.dtype)
+            for grad, array in zip(make(ctx, grad_output), arrays[:LEARNED], strict=True)
+        ]
+    if torch.is_grad_enabled():  # create_graph=True
+        grads = refuse_double_backward([*arrays[:LEARNED], grad_output], grads)
+    return [*grads, None, None, None]
 
 
 @torch.library.custom_op("sigkernels::fused_loss", mutates_args=())
@@ -193,101 +181,67 @@ def fused_loss_operator(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    beta: Tensor | None,
+    eta: Tensor | None,
     indices: Tensor | None,
     offsets: Tensor | None,
     dense: Tensor | None,
     row_scale: Tensor | None,
-    kind: str,
+    loss: str,
     numbers: Sequence[float],
-    tensors: Sequence[Tensor | None],
-    num_labels: int,
-    k: int,
-    label_start: int,
+    tensors: Sequence[Tensor],
+    meta: Sequence[int],
     reduction: str,
     needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(loss, grad_x, grad_weight, grad_bias); gradients that are not needed are empty."""
-    loss = Loss.unflatten(kind, numbers, tensors)
-    layer = Layer(weight, bias, num_labels, k, label_start)
-    targets = _targets(indices, offsets, dense, num_labels)
-    module = backends.by_name(backends.select(x, loss))
-    scale = row_scale if row_scale is not None else _scale(reduction, x.shape[0], num_labels)
-    result = module.fused_loss(x, layer, targets, loss, scale, _made(needs, reduction, row_scale))
-    value = _reduce(result, reduction, num_labels, accumulate_dtype(x.dtype))
-    grads = [x.new_empty(0) if grad is None else grad for grad in result.gradients]
-    return value, grads[0], grads[1], grads[2]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(loss, and the five gradients; those that are not needed are empty)."""
+    measured = Loss.unflatten(loss, numbers, tensors, (beta, eta))
+    spec = Spec.of(x, measured, LayerMeta(*meta), reduction)
+    arrays = (x, weight, bias, beta, eta, indices, offsets, dense)
+    value, grads = evaluate(spec, arrays, row_scale, _made(needs, reduction, row_scale))
+    a, b, c, d, e = [x.new_empty(0) if grad is None else grad for grad in grads]
+    return value, a, b, c, d, e
 
 
-def _made(needs: Sequence[bool], reduction: str, row_scale: Tensor | None) -> tuple[bool, bool, bool]:
+def _made(needs: Sequence[bool], reduction: str, row_scale: Tensor | None) -> list[bool]:
     """The gradients that a call makes: none where the upstream gradients of the rows are not known yet."""
     known = reduction != "none" or row_scale is not None
-    return (known and needs[0], known and needs[1], known and needs[2])
+    return [known and need for need in needs]
 
 
 @fused_loss_operator.register_fake
-def _(x, weight, bias, indices, offsets, dense, row_scale, kind, numbers, tensors, num_labels, k, label_start,
-      reduction, needs):  # fmt: skip
+def _(x, weight, bias, beta, eta, indices, offsets, dense, row_scale, loss, numbers, tensors, meta, reduction, needs):
     value = x.new_empty(x.shape[:1] if reduction == "none" else (), dtype=accumulate_dtype(x.dtype))
-    dtype = gradient_dtype(x.dtype)
-    shapes = (x.shape, weight.shape, weight.shape[:1])
+    dtype, wide = gradient_dtype(x.dtype), sum_dtype(x.device)
+    likes = zip((x, weight, bias, beta, eta), (dtype,) * 3 + (wide,) * 2, strict=True)
     grads = [
-        x.new_empty(shape, dtype=dtype) if need else x.new_empty(0)
-        for shape, need in zip(shapes, _made(needs, reduction, row_scale), strict=True)
+        x.new_empty(like.shape, dtype=kind) if need else x.new_empty(0)
+        for (like, kind), need in zip(likes, _made(needs, reduction, row_scale), strict=True)
     ]
     return value, *grads
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *arrays, kind, numbers, tensors, num_labels, k, label_start, reduction, needs = inputs
-    ctx.call = (kind, numbers, num_labels, k, label_start)
-    ctx.needs, ctx.dtype, ctx.scalar = needs, inputs[0].dtype, reduction != "none"
+def _setup_operator_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *arrays, _, loss, numbers, tensors, meta, ctx.reduction, ctx.needs = inputs
+    ctx.call, ctx.tensors = (loss, numbers, meta), len(tensors)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(*arrays[:3], *(output[1:] if ctx.scalar else (*arrays[3:6], *tensors)))
+    ctx.save_for_backward(*arrays, *(tensors if ctx.reduction == "none" else output[1:]))
 
 
-def _operator_backward(ctx: Any, grad_output: Tensor, *unused: Tensor) -> tuple[Any, ...]:
-    with torch.no_grad():
-        if ctx.scalar:
-            grads = [grad * grad_output for grad in ctx.saved_tensors[3:6]]
-        else:
-            grads = _operator_sweep(ctx, grad_output)
-        out = [grad.to(ctx.dtype) if need else None for grad, need in zip(grads, ctx.needs, strict=True)]
-    if torch.is_grad_enabled():  # create_graph=True
-        out = _RefuseDoubleBackward.apply(*ctx.saved_tensors[:3], grad_output, *out)
-    return (*out, *[None] * 12)
+def _operator_gradients(ctx: Any, grad_output: Tensor) -> Gradients:
+    arrays, rest = ctx.saved_tensors[:ARRAYS], ctx.saved_tensors[ARRAYS:]
+    if ctx.reduction == "none":
+        loss, numbers, meta = ctx.call
+        grads = fused_loss_operator(*arrays, grad_output, loss, numbers, list(rest), meta, "none", ctx.needs)[1:]
+    else:
+        grads = [grad * grad_output for grad in rest]
+    return [grad if need else None for grad, need in zip(grads, ctx.needs, strict=True)]
 
 
-def _operator_sweep(ctx: Any, row_scale: Tensor) -> list[Tensor]:
-    """The gradients with the true row weights, by another pass."""
-    kind, numbers, num_labels, k, label_start = ctx.call
-    arrays, tensors = ctx.saved_tensors[:6], list(ctx.saved_tensors[6:])
-    return list(
-        fused_loss_operator(*arrays, row_scale, kind, numbers, tensors, num_labels, k, label_start, "none", ctx.needs)[
-            1:
-        ]
-    )
+def _operator_backward(ctx: Any, grad_output: Tensor, *unused: Any) -> tuple[Any, ...]:
+    numbers: list[None] | None = None if ctx.call[1] else []  # torch takes an empty list for one of tensors
+    rest = (None, None, numbers, [None] * ctx.tensors, None, None, None)
+    return (*_backward(ctx, grad_output, _operator_gradients), *rest)
 
 
-fused_loss_operator.register_autograd(_operator_backward, setup_context=_setup_context)
-
-
-def _call_operator(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: Loss, reduction: str) -> Tensor:
-    kind, numbers, tensors = loss.flatten()
-    enabled = torch.is_grad_enabled()
-    inputs = (x, layer.weight, layer.bias)
-    needs = [enabled and t is not None and t.requires_grad for t in inputs]
-    return fused_loss_operator(
-        x,
-        layer.weight,
-        layer.bias,
-        *_target_tensors(targets),
-        None,
-        kind,
-        numbers,
-        tensors,
-        layer.num_labels,
-        layer.k,
-        layer.label_start,
-        reduction,
-        needs,
-    )[0]
+fused_loss_operator.register_autograd(_operator_backward, setup_context=_setup_operator_context)

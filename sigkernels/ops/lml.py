@@ -27,7 +27,6 @@ The backward pass recomputes σ from z and ν: no array of the size of z is save
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any
 
@@ -35,24 +34,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backends import by_name, forced_name, select
-from ..backends.interface import accumulate_dtype, sum_dtype
-from ..backends.torch_lml import Root, spread_at
+from ..backends import select
+from ..backends.interface import LMLSteps, Root, accumulate_dtype, sum_dtype
+from ..backends.torch_lml import spread_at
+from ..losses import Reduction
 from ..validation import check_reduction
 from .row_loss import Entries, check_k, check_logits, entries, reduce_rows, split_targets
 
-_MODULES = {"cpu": "cpu_lml", "triton": "triton.lml", "torch": "torch_lml"}
 _EDGE = 1e-5  # n == k: every label is chosen; the published layer answers 1 - 1e-5
 
 
-def _kernels(z: Tensor) -> Any:
-    """The backend's four functions for this tensor: solve, project, pullback, spread."""
-    name = select(z)
-    if name == "cuda":  # LML on a GPU is written once, in Triton
-        if forced_name() == "cuda":
-            raise RuntimeError("backend 'cuda' was asked for, but LML has no CUDA C++ kernel; use 'triton' or 'torch'")
-        name = "triton" if by_name("triton").available() is None else "torch"
-    return importlib.import_module(f"sigkernels.backends.{_MODULES[name]}")
+def _kernels(z: Tensor) -> LMLSteps:
+    """The backend's four steps for this tensor: solve, project, pullback, spread."""
+    return select(z, "lml").lml()
 
 
 @torch.library.custom_op("sigkernels::lml", mutates_args=())
@@ -228,7 +222,7 @@ def lml(z: Tensor, k: int) -> Tensor:
     return _lml(z.reshape(-1, n), k)[0].reshape(z.shape)
 
 
-def lml_nll(z: Tensor, targets: Any, k: int, reduction: str = "mean") -> Tensor:
+def lml_nll(z: Tensor, targets: Any, k: int, reduction: Reduction = "mean") -> Tensor:
     """The negative log-likelihood of label sets under the LML projection, ``-Σ_{j∈Y} log lml(z, k)_j`` per row.
 
     It comes straight from the logits, so that it is finite and has a gradient where ``y_j`` underflows.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .. import backends
 from ..labels import LabelSets
-from ..layer import Layer
+from ..layer import Layer, LayerMeta
 
 
 def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
@@ -19,20 +21,13 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
 
 @torch.library.custom_op("sigkernels::predict", mutates_args=())
 def predict_operator(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    num_labels: int,
-    k: int,
-    label_start: int,
-    threshold: float,
+    x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], threshold: float
 ) -> tuple[Tensor, Tensor]:
-    layer = Layer(weight, bias, num_labels, k, label_start)
-    sets = backends.by_name(backends.select(x)).predict(x, layer, threshold)
+    sets = backends.select(x, "predict").predict(x, Layer(weight, bias, LayerMeta(*meta)), threshold)
     return sets.indices, sets.offsets
 
 
 @predict_operator.register_fake
-def _(x, weight, bias, num_labels, k, label_start, threshold):
+def _(x, weight, bias, meta, threshold):
     active = torch.library.get_ctx().new_dynamic_size()
     return x.new_empty(active, dtype=torch.int64), x.new_empty(x.shape[0] + 1, dtype=torch.int64)

@@ -6,13 +6,14 @@ Gradients reach the values as through ``torch.topk``: only the chosen rows of W 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import backends
-from ..layer import Layer
+from ..layer import Layer, LayerMeta
 from ..operator_dispatch import by_operator
 
 
@@ -20,24 +21,41 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     """``[B, D] →`` values and labels, ``[B, m]`` each. Arguments were checked."""
     if by_operator(x, layer.weight, layer.bias):
         return topk_operator(x, *layer, m)
-    return TopK.apply(x, layer.weight, layer.bias, layer, m)
+    return TopK.apply(x, *layer, m)
+
+
+def _topk(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], m: int) -> tuple[Tensor, Tensor]:
+    return backends.select(x, "topk").topk(x, Layer(weight, bias, LayerMeta(*meta)), m)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, ctx.meta, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, weight, bias, output[1])
+
+
+def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
+    x, weight, bias, labels = ctx.saved_tensors
+    layer = Layer(weight, bias, LayerMeta(*ctx.meta))
+    return *_grads(g, x, layer, labels, ctx.needs_input_grad), None, None
 
 
 class TopK(torch.autograd.Function):
     """The eager path."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, m: int) -> Any:  # type: ignore[override]
-        values, labels = backends.by_name(backends.select(x)).topk(x, layer, m)
-        ctx.meta = layer[2:]
-        ctx.mark_non_differentiable(labels)
-        ctx.save_for_backward(x, weight, bias, labels)
-        return values, labels
+    forward = staticmethod(_topk)  # type: ignore[assignment]
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_backward)  # type: ignore[assignment]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        x, weight, bias, labels = ctx.saved_tensors
-        return *_grads(g, x, Layer(weight, bias, *ctx.meta), labels, ctx.needs_input_grad), None, None
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, meta: LayerMeta, m: int
+    ) -> tuple[Any, Any]:
+        if in_dims[1] is not None or in_dims[2] is not None:
+            raise RuntimeError("topk maps over rows of x, not over weights; call it once per weight")
+        rows = x.movedim(in_dims[0], 0)
+        results = TopK.apply(rows.flatten(0, 1), weight, bias, meta, m)
+        return tuple(result.unflatten(0, rows.shape[:2]) for result in results), (0, 0)
 
 
 def _grads(g: Tensor, x: Tensor, layer: Layer, labels: Tensor, needs: Any) -> tuple[Tensor | None, ...]:
@@ -70,28 +88,13 @@ def _dft_adjoint(g: Tensor, labels: Tensor, layer: Layer) -> Tensor:
 
 
 @torch.library.custom_op("sigkernels::topk", mutates_args=())
-def topk_operator(
-    x: Tensor, weight: Tensor, bias: Tensor | None, num_labels: int, k: int, label_start: int, m: int
-) -> tuple[Tensor, Tensor]:
-    layer = Layer(weight, bias, num_labels, k, label_start)
-    return backends.by_name(backends.select(x)).topk(x, layer, m)
+def topk_operator(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], m: int) -> tuple[Tensor, Tensor]:
+    return _topk(x, weight, bias, meta, m)
 
 
 @topk_operator.register_fake
-def _(x, weight, bias, num_labels, k, label_start, m):
+def _(x, weight, bias, meta, m):
     return x.new_empty(x.shape[0], m), x.new_empty(x.shape[0], m, dtype=torch.int64)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, *meta, _ = inputs
-    ctx.meta = meta
-    ctx.save_for_backward(x, weight, bias, output[1])
-
-
-def _operator_backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
-    x, weight, bias, labels = ctx.saved_tensors
-    grads = _grads(g, x, Layer(weight, bias, *ctx.meta), labels, ctx.needs_input_grad)
-    return *grads, None, None, None, None
-
-
-topk_operator.register_autograd(_operator_backward, setup_context=_setup_context)
+topk_operator.register_autograd(_backward, setup_context=_setup_context)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backends.interface import accumulate_dtype, sum_dtype
+from ..losses import Reduction
 from ..validation import check_reduction
 from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
 
@@ -111,7 +112,7 @@ def truncated_topk_entropy_reference(z: Tensor, at: Entries, k: int) -> Tensor:
     return z.new_zeros(z.shape[0]).index_add(0, at.rows, terms)
 
 
-def truncated_topk_entropy(z: Tensor, targets: Any, k: int, reduction: str = "mean") -> Tensor:
+def truncated_topk_entropy(z: Tensor, targets: Any, k: int, reduction: Reduction = "mean") -> Tensor:
     """The truncated top-k entropy of label sets.
 
     Args:

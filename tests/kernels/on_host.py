@@ -23,12 +23,14 @@ def load(path: Path) -> ModuleType:
 
 def patched(kernels: ModuleType, set_attribute: Callable[[object, str, Any], None]) -> ModuleType:
     """``sigkernels.backends.cuda`` with ``kernels`` as its compiled module and CPU tensors allowed."""
+    from sigkernels import backends
     from sigkernels.backends import cuda
 
     cuda._resident_blocks.cache_clear()
     set_attribute(cuda, "_module", lambda: kernels)
-    set_attribute(cuda, "available", lambda: None)
-    set_attribute(cuda, "devices", lambda: ("cpu",))
+    set_attribute(cuda.CUDABackend, "unavailable", lambda self: None)
+    set_attribute(cuda.CUDABackend, "devices", lambda self: ("cpu",))
+    backends._unavailable.cache_clear()
     return cuda
 
 

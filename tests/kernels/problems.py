@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import reference
 import torch
 from torch import Tensor
 
-from sigkernels.backends import torch_reference
-from sigkernels.backends.interface import LossResult
-from sigkernels.backends.torch_confusion import ConfusionResult
+from sigkernels.backends import ColumnResult, LossCall, LossResult
 from sigkernels.labels import LabelSets
-from sigkernels.layer import Layer
+from sigkernels.layer import Layer, LayerMeta
 from sigkernels.losses import ConfusionLoss, SigmoidF1, UnboundedF1
 from sigkernels.losses.confusion import METRICS
 
@@ -70,7 +69,7 @@ def problem(size: Size, dtype: torch.dtype, dense: bool = False, seed: int = 0) 
     if columns:
         x[:, 0] -= 2 * size.n**0.5  # a prior that makes most labels unlikely, as training does
     bias = normal(rows).to(dtype) if size.bias else None
-    layer = Layer((0.3 * normal(rows, size.s)).to(dtype), bias, size.n, size.k, size.start)
+    layer = Layer((0.3 * normal(rows, size.s)).to(dtype), bias, LayerMeta(size.n, size.k, size.start))
     targets: LabelSets | Tensor
     if dense:
         targets = torch.rand(size.batch, rows, generator=make).round(decimals=2)
@@ -85,7 +84,7 @@ def truth(p: Problem, loss: Any, dtype: torch.dtype = torch.float64) -> LossResu
     x = p.x.to(dtype).requires_grad_()
     weight = p.layer.weight.to(dtype).requires_grad_()
     bias = None if p.layer.bias is None else p.layer.bias.to(dtype).requires_grad_()
-    rows = torch_reference.loss_rows(x, p.layer._replace(weight=weight, bias=bias), p.targets, loss)
+    rows = reference.loss_rows(x, p.layer._replace(weight=weight, bias=bias), p.targets, loss)
     wanted = [x, weight] + ([] if bias is None else [bias])
     grads = torch.autograd.grad((rows * p.scale.to(dtype)).sum(), wanted, allow_unused=True)
     return LossResult(rows.detach(), grads[0], grads[1], grads[2] if bias is not None else None)
@@ -93,7 +92,7 @@ def truth(p: Problem, loss: Any, dtype: torch.dtype = torch.float64) -> LossResu
 
 def confusion_truth(
     p: Problem, loss: ConfusionLoss, reduction: str, dtype: torch.dtype = torch.float64, blur: float = 0.0
-) -> ConfusionResult:
+) -> ColumnResult:
     """The formulas of ``losses/confusion.py`` on dense logits with autograd, in any dtype.
 
     ``blur``: what the logits are off by, up or down, as a part of the largest.
@@ -105,7 +104,7 @@ def confusion_truth(
     leaves = {n: v.detach().to(dtype).requires_grad_() for n, v in settings.items() if isinstance(v, Tensor)}
     loss = dataclasses.replace(loss, **leaves)
     layer = p.layer._replace(weight=weight, bias=bias)
-    z = torch_reference.logits(x, layer)
+    z = reference.logits(x, layer)
     if blur:
         sides = torch.randint(0, 2, z.shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
         z = z + blur * z.detach().abs().max() * sides
@@ -119,14 +118,16 @@ def confusion_truth(
     wanted = [x, weight, *([] if bias is None else [bias]), *leaves.values()]
     grads = list(torch.autograd.grad(value, wanted, allow_unused=True))
     first = [value.detach(), grads.pop(0), grads.pop(0), None if bias is None else grads.pop(0)]
-    return ConfusionResult(*first, *(grads.pop(0) if name in leaves else None for name in ("beta", "eta")))
+    return ColumnResult(*first, *(grads.pop(0) if name in leaves else None for name in ("beta", "eta")))
 
 
 def check_confusion(backend: Any, p: Problem, loss: ConfusionLoss, reduction: str, tf32: bool = False) -> None:
     """A confusion-matrix loss of a backend against float64, within what eager torch reaches in the same dtype."""
     settings = [isinstance(getattr(loss, name, None), Tensor) for name in ("beta", "eta")]
     needs = (True, True, p.layer.bias is not None, *settings)
-    result = backend.confusion_loss(p.x, p.layer, p.targets, loss, reduction, needs)
+    scale = 1 / p.layer.num_labels if reduction == "mean" else 1.0
+    call = LossCall(p.x, p.layer, p.targets, loss, scale, needs)
+    result = backend.column_loss(call)
     inside = slice(p.layer.label_start, p.layer.label_start + p.layer.num_rows)
     # In float64 eager is the truth itself. A quotient whose denominator nearly vanishes blows up what the logits are off
     # by, so there the truth of slightly different logits shows how much may be lost.
@@ -140,7 +141,7 @@ def check_confusion(backend: Any, p: Problem, loss: ConfusionLoss, reduction: st
         for outcome in (exact, eager)
     )
     compare(p, result, exact, eager, tf32)
-    nothing = backend.confusion_loss(p.x, p.layer, p.targets, loss, reduction, (False,) * 5)
+    nothing = backend.column_loss(call._replace(needs=(False,) * 5))
     assert torch.equal(nothing.value, result.value) and all(grad is None for grad in nothing[1:])
 
 

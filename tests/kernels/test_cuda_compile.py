@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sigkernels.backends.tiles import tile_factors
-from sigkernels.layer import Layer
+from sigkernels.layer import Layer, LayerMeta
 
 from .ptxas import usages
 from .toolchain import CSRC, KERNELS, bindings, fingerprint, must, need, run
@@ -81,7 +81,9 @@ def test_usual_factors_stay_in_shared_memory(host_kernels):
     for num_labels, k in ((8921, 80), (20_000, 50)):
         for dtype in ("float32", "tf32", "bfloat16", "float16", "float64"):
             kind = torch.float64 if dtype == "float64" else torch.float32
-            factors = tile_factors(Layer(torch.empty(1, 0, dtype=kind), None, num_labels, k), host_kernels.TILE)
+            factors = tile_factors(
+                Layer(torch.empty(1, 0, dtype=kind), None, LayerMeta(num_labels, k)), host_kernels.TILE
+            )
             free = host_kernels.block_shared_memory(dtype) - host_kernels.shared_memory(dtype)["fused_loss"]
             assert factors.u.nbytes + factors.v.nbytes <= free, (num_labels, k, dtype)
 

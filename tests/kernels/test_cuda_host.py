@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import reference
 import torch
 
 import sigkernels as sk
 from sigkernels import backends
-from sigkernels.backends import fused_pass, torch_reference
+from sigkernels.backends import LossCall, fused_pass
 from sigkernels.backends.tiles import tile_factors
 from sigkernels.labels import LabelSets
 from sigkernels.losses import BCE, Asymmetric, Focal, SigmoidF1
@@ -37,8 +38,12 @@ def dtype(request: pytest.FixtureRequest):
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def fused(cuda, p, loss, **kwargs):
-    return cuda.fused_loss(p.x, p.layer, p.targets, loss, p.scale, kwargs.pop("needs", needs_of(p)), **kwargs)
+def fused(cuda, p, loss, needs=None):
+    return cuda.fused_loss(LossCall(p.x, p.layer, p.targets, loss, p.scale, needs or needs_of(p)))
+
+
+def column(cuda, p, loss):
+    return cuda.column_loss(LossCall(p.x, p.layer, p.targets, loss, 1 / p.layer.num_labels, (True,) * 3 + (False,) * 2))
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -70,7 +75,7 @@ def test_scans(cuda_on_host, dtype, name):
 
 
 def _matrix(layer):
-    return torch_reference.matrix(layer._replace(weight=layer.weight.double()))
+    return reference.matrix(layer._replace(weight=layer.weight.double()))
 
 
 LOSSES = {
@@ -110,7 +115,7 @@ def test_confusion_loss_shapes(cuda_on_host, dtype, name):
 
 def test_confusion_loss_without_rows(cuda_on_host):
     p = problem(Size(0, 130, 4, 6, bias=True), torch.float32)
-    result = cuda_on_host.confusion_loss(p.x, p.layer, p.targets, SigmoidF1(), "mean", (True, True, True, False, False))
+    result = column(cuda_on_host, p, SigmoidF1())
     assert result.value == 1 and not result.grad_weight.any() and not result.grad_bias.any()
 
 
@@ -141,12 +146,8 @@ def test_thread_order_does_not_matter(cuda_on_host, monkeypatch):
             monkeypatch.setenv("SHIM_ORDER", order)
             values, labels = cuda_on_host.topk(p.x, p.layer, 7)
             sets = cuda_on_host.predict(p.x, p.layer, 0.0)
-            column = cuda_on_host.confusion_loss(
-                p.x, p.layer, p.targets, SigmoidF1(), "mean", (True,) * 3 + (False,) * 2
-            )
-            results.append(
-                (*fused(cuda_on_host, p, BCE())[:4], *column[:4], values, labels, sets.indices, sets.offsets)
-            )
+            passes = (*fused(cuda_on_host, p, BCE())[:4], *column(cuda_on_host, p, SigmoidF1())[:4])
+            results.append((*passes, values, labels, sets.indices, sets.offsets))
         for other in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -209,17 +210,6 @@ def test_only_what_is_needed(cuda_on_host):
         for needed, got, want in zip(needs, part.gradients, full.gradients, strict=True):
             assert (got is not None) == needed
             assert not needed or torch.equal(got, want)
-
-
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("batch", [5, 140])
-def test_accumulate_into_grad(cuda_on_host, kind, batch):
-    p = problem(Size(batch, 130, 4, 6), kind)
-    fresh = fused(cuda_on_host, p, BCE()).grad_weight
-    into = torch.full_like(p.layer.weight, 0.5)
-    result = fused(cuda_on_host, p, BCE(), grad_weight_into=into)
-    assert result.grad_weight is into
-    torch.testing.assert_close(into.double(), fresh.double() + 0.5, rtol=2 * torch.finfo(kind).eps, atol=1e-7)
 
 
 def test_empty_batch(cuda_on_host):

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from ...labels import LabelSets
 from ...layer import Layer
-from ...losses import ConfusionLoss, Loss
-from ..interface import LossResult
-from ..torch_confusion import ConfusionResult
-
-__all__ = ["available", "confusion_loss", "devices", "fused_loss", "logits", "predict", "supports", "topk"]
+from ...losses import ColumnLoss, ElementwiseLoss
+from .. import torch_tiled
+from ..interface import Backend, ColumnResult, LMLSteps, LossCall, LossResult, Operation
 
 
 def interpreted() -> bool:
@@ -28,72 +26,56 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 
 
-def available() -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "the triton package is not installed; pip install 'triton>=3.7'"
-    if interpreted() or torch.cuda.is_available():
-        return None
-    return (
-        "torch sees no GPU; install a CUDA or ROCm build of torch and a driver (TRITON_INTERPRET=1 runs it on the CPU)"
-    )
+class TritonBackend(Backend):
+    """The kernels of this package. triton is imported at the first launch: nothing is compiled, or parsed, before."""
 
+    name = "triton"
 
-def devices() -> tuple[str, ...]:
-    return ("cuda", "cpu") if interpreted() else ("cuda",)
+    def unavailable(self) -> str | None:
+        if importlib.util.find_spec("triton") is None:
+            return "the triton package is not installed; pip install 'triton>=3.7'"
+        if interpreted() or torch.cuda.is_available():
+            return None
+        return (
+            "torch sees no GPU; install a CUDA or ROCm build of torch and a driver "
+            "(TRITON_INTERPRET=1 runs it on the CPU)"
+        )
 
+    def devices(self) -> tuple[str, ...]:
+        return ("cuda", "cpu") if interpreted() else ("cuda",)
 
-def supports(loss: Loss) -> str | None:
-    if isinstance(loss, ConfusionLoss) or type(loss).__name__ in ("BCE", "Focal", "Asymmetric"):
-        return None
-    return (
-        f"the triton backend has no kernel for {type(loss).__name__}; it has BCE, Focal, Asymmetric and the "
-        "confusion-matrix losses"
-    )
+    def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
+        return self.refuses_loss(loss)
 
+    def fused_loss(self, call: LossCall) -> LossResult:
+        from . import launch
 
-# triton is imported at the first launch, not with sigkernels: nothing is compiled, or even parsed, before that.
+        return launch.fused_loss(call)
 
+    def column_loss(self, call: LossCall) -> ColumnResult:
+        from . import launch
 
-def logits(x: Tensor, layer: Layer) -> Tensor:
-    from . import launch
+        return launch.column_loss(call)
 
-    return launch.logits(x, layer)
+    def logits(self, x: Tensor, layer: Layer) -> Tensor:
+        from . import launch
 
+        return launch.logits(x, layer)
 
-def fused_loss(
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: Loss,
-    row_scale: float | Tensor,
-    needs: tuple[bool, bool, bool],
-    grad_weight_into: Tensor | None = None,
-) -> LossResult:
-    from . import launch
+    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
+        return torch_tiled.logits_adjoint(g, layer)
 
-    return launch.fused_loss(x, layer, targets, loss, row_scale, needs, grad_weight_into)
+    def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+        from . import launch
 
+        return launch.topk(x, layer, m)
 
-def confusion_loss(
-    x: Tensor,
-    layer: Layer,
-    targets: LabelSets | Tensor,
-    loss: ConfusionLoss,
-    reduction: str,
-    needs: tuple[bool, bool, bool, bool, bool],
-) -> ConfusionResult:
-    from . import launch
+    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+        from . import launch
 
-    return launch.confusion_loss(x, layer, targets, loss, reduction, needs)
+        return launch.predict(x, layer, threshold)
 
+    def lml(self) -> LMLSteps:
+        from . import lml
 
-def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
-    from . import launch
-
-    return launch.topk(x, layer, m)
-
-
-def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
-    from . import launch
-
-    return launch.predict(x, layer, threshold)
+        return lml.STEPS

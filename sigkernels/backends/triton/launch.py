@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,12 @@ from torch import Tensor
 
 from ...labels import LabelSets
 from ...layer import Layer
-from ...losses import SigmoidF1
+from ...losses import ConfusionParams, ElementwiseParams
 from .. import fused_pass
 from ..fused_pass import Columns, Elementwise, Gradients, Targets
-from ..interface import accumulate_dtype
-from ..tiles import Chunk, check_size, label_chunks, merge_candidates, set_offsets, sort_logits, without_autocast
+from ..interface import ColumnResult, LossCall, LossResult, accumulate_dtype
+from ..tiles import Chunk, check_size, label_chunks, merge_candidates, set_offsets, sort_logits
+from ..torch_tiled import without_autocast
 from . import configs, interpreted
 from .configs import TILE
 from .kernels import losses, scans
@@ -114,42 +114,34 @@ class _Engine:
     def rows(self, x: Tensor) -> int:
         return _ROWS
 
-    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Elementwise) -> None:
+    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Elementwise) -> None:
         spare = chunk.slack
-        constants = losses.settings(what.loss)
-        assert constants is not None
+        constants = losses.settings(launch.params)
         _launch(
-            "fused_loss", fused_loss_kernel, chunk, lambda _: (len(what.row_sums),),
+            "fused_loss", fused_loss_kernel, chunk, lambda _: (len(launch.row_sums),),
             *_target_arguments(targets, chunk),
-            _or(what.label_weight, spare), _or(what.pos_weight, spare), what.row_factor, what.row_sums,
+            _or(launch.label_weight, spare), _or(launch.pos_weight, spare), launch.row_factor, launch.row_sums,
             *_gradient_arguments(gradients, spare),
             0 if gradients.scratch is None else gradients.scratch.shape[1],
-            SPARSE=targets.dense is None, HAS_WEIGHT=what.label_weight is not None,
-            HAS_POS_WEIGHT=what.pos_weight is not None, ACCUMULATE=gradients.accumulate_weight,
+            SPARSE=targets.dense is None, HAS_WEIGHT=launch.label_weight is not None,
+            HAS_POS_WEIGHT=launch.pos_weight is not None, ACCUMULATE=gradients.accumulate_weight,
             ACCUMULATE_BIAS=gradients.accumulate_bias, **_gradient_constants(gradients), **constants,
         )  # fmt: skip
 
-    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, what: Columns) -> None:
-        spare, loss = chunk.slack, what.loss
-        over, under = loss.coefficients
-        bounded = isinstance(loss, SigmoidF1)
-        numbers = {
-            name: float(value) if bounded and not isinstance(value := getattr(loss, name), Tensor) else other
-            for name, other in (("beta", 1.0), ("eta", 0.0))
-        }
+    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Columns) -> None:
+        spare, params = chunk.slack, launch.params
         _launch(
-            "confusion_loss", confusion_loss_kernel, chunk, lambda _: (len(what.values),),
+            "confusion_loss", confusion_loss_kernel, chunk, lambda _: (len(launch.values),),
             *_target_arguments(targets, chunk),
-            _or(what.beta, spare), _or(what.eta, spare), what.logits, what.values,
-            _or(what.grad_beta, spare), _or(what.grad_eta, spare),
+            _or(launch.beta, spare), _or(launch.eta, spare), launch.logits, launch.values,
+            _or(launch.grad_beta, spare), _or(launch.grad_eta, spare),
             *_gradient_arguments(gradients, spare),
-            what.logits.shape[1],
-            SPARSE=targets.dense is None, METRIC=tuple(float(c) for c in (*over, *under)), MIRRORED=loss.mirrored,
-            FORM=2 if not isinstance(loss, SigmoidF1) else 0 if loss.on == "logits" else 1,
-            SCALE=what.scale, BETA=numbers["beta"], ETA=numbers["eta"],
+            launch.logits.shape[1],
+            SPARSE=targets.dense is None, METRIC=params.metric, MIRRORED=params.mirrored, FORM=params.form,
+            SCALE=launch.scale, BETA=params.number("beta"), ETA=params.number("eta"),
             TINY=torch.finfo(accumulate_dtype(spare.dtype)).tiny,
-            HAS_BETA=what.beta is not None, HAS_ETA=what.eta is not None,
-            NEED_BETA=what.grad_beta is not None, NEED_ETA=what.grad_eta is not None,
+            HAS_BETA=launch.beta is not None, HAS_ETA=launch.eta is not None,
+            NEED_BETA=launch.grad_beta is not None, NEED_ETA=launch.grad_eta is not None,
             **_gradient_constants(gradients),
         )  # fmt: skip
 
@@ -189,8 +181,18 @@ def _gradient_constants(gradients: Gradients) -> dict[str, bool]:
     }
 
 
-fused_loss = without_autocast(functools.partial(fused_pass.fused_loss, _Engine()))
-confusion_loss = without_autocast(functools.partial(fused_pass.confusion_loss, _Engine()))
+@without_autocast
+def fused_loss(call: LossCall) -> LossResult:
+    params = call.loss.kernel_params()
+    assert isinstance(params, ElementwiseParams)
+    return fused_pass.fused_loss(_Engine(), call, params)
+
+
+@without_autocast
+def column_loss(call: LossCall) -> ColumnResult:
+    params = call.loss.kernel_params()
+    assert isinstance(params, ConfusionParams)
+    return fused_pass.column_loss(_Engine(), call, params)
 
 
 @without_autocast

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..torch_lml import Root
+from ..interface import LMLSteps, Root
 from . import configs
 
 _SOLVE, _PROJECT, _PULLBACK, _SPREAD = range(4)
@@ -239,6 +239,9 @@ def spread(z: Tensor, root: Root, total: Tensor, out: Tensor | None = None) -> T
         out = torch.empty_like(z, memory_format=torch.contiguous_format)
     _launch(_SPREAD, z, root, total=total.to(torch.float64).contiguous(), out=out)
     return out
+
+
+STEPS = LMLSteps(solve, project, pullback, spread)
 
 
 def _new_root(z: Tensor) -> Root:

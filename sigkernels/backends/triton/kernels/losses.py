@@ -5,47 +5,16 @@ The settings are compile-time constants: they do not change during training, and
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-
-def settings(loss: Any) -> dict[str, object] | None:
-    """The constants of a loss for the kernels, or None for a loss they do not know."""
-    name = type(loss).__name__
-    if name == "BCE":
-        return _constants(0, smoothing=loss.label_smoothing)
-    if name == "Focal":
-        alpha = loss.alpha
-        pos, neg = (1.0, 1.0) if alpha is None else (alpha, 1 - alpha)
-        return _constants(1, gamma_pos=loss.gamma, gamma_neg=loss.gamma, alpha_pos=pos, alpha_neg=neg)
-    if name == "Asymmetric":
-        return _constants(
-            2,
-            gamma_pos=loss.gamma_pos,
-            gamma_neg=loss.gamma_neg,
-            clip=loss.clip or 0.0,
-            eps=loss.eps,
-            detach=bool(loss.detach_focus),
-        )
-    return None
+from ....losses import ElementwiseParams
 
 
-def _constants(
-    kind: int,
-    smoothing: float = 0.0,
-    gamma_pos: float = 0.0,
-    gamma_neg: float = 0.0,
-    alpha_pos: float = 1.0,
-    alpha_neg: float = 1.0,
-    clip: float = 0.0,
-    eps: float = 1e-8,
-    detach: bool = False,
-) -> dict[str, object]:
-    numbers = (smoothing, gamma_pos, gamma_neg, alpha_pos, alpha_neg, clip, eps)
-    names = ("SMOOTHING", "GAMMA_POS", "GAMMA_NEG", "ALPHA_POS", "ALPHA_NEG", "CLIP", "EPS")
-    return {"KIND": kind, **{n: float(v) for n, v in zip(names, numbers, strict=True)}, "DETACH": detach}
+def settings(params: ElementwiseParams) -> dict[str, object]:
+    """The constants of a loss for the kernels."""
+    names = {"label_smoothing": "SMOOTHING", "detach_focus": "DETACH"}
+    return {names.get(name, name.upper()): value for name, value in params.numbers().items()}
 
 
 @triton.jit

@@ -1,14 +1,22 @@
 """Gradient memory is used again, and only when nobody can see it."""
 
 import gc
+import threading
 
 import pytest
 import torch
 
 import sigkernels as sk
-from sigkernels.backends import buffers
+from sigkernels.backends import gradient_memory
 
 pytestmark = pytest.mark.skipif("cpu" not in sk.available_backends(), reason="needs the compiled core")
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits():
+    gradient_memory.forget()
+    yield
+    gradient_memory.forget()
 
 
 @pytest.fixture
@@ -51,39 +59,49 @@ def test_a_second_gradient_of_the_step_is_added(weight):
     assert torch.allclose(step(weight), 2 * once)
 
 
-def test_memory_goes_with_the_weight():
-    weight = torch.nn.Parameter(torch.randn(20_000, 32))
-    step(weight)
-    key = id(weight)
-    assert key in buffers._kept
-    weight.grad = None
-    del weight
-    gc.collect()
-    assert key not in buffers._kept
-
-
-def test_at_most_one_gradient_is_kept(weight):
-    tensors = [buffers.gradient_of(weight, torch.float32) for _ in range(3)]
-    assert len({t.data_ptr() for t in tensors}) == 3
+def test_what_waits_is_bounded(monkeypatch):
+    monkeypatch.setattr(gradient_memory, "_MOST_BYTES", 5 * 2**20)
+    shape = torch.Size([2**20, 2])
+    tensors = [gradient_memory.empty_gradient(shape, torch.uint8) for _ in range(4)]
+    assert len({t.data_ptr() for t in tensors}) == 4 and gradient_memory.waiting_bytes() == 0
     del tensors
-    assert len(buffers._kept[id(weight)]) == 1
+    gc.collect()
+    assert gradient_memory.waiting_bytes() == 2 * 2 * 2**20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_what_is_handed_out_is_an_ordinary_tensor(weight, dtype):
-    grad = buffers.gradient_of(weight, dtype)
+    grad = gradient_memory.empty_gradient(weight.shape, dtype)
     assert grad.shape == weight.shape and grad.dtype == dtype and grad.is_contiguous()
     assert not grad._is_view() and grad.data_ptr() % 64 == 0
 
 
 def test_small_gradients_are_left_to_the_allocator():
-    small = torch.nn.Parameter(torch.randn(10, 3))
-    buffers.gradient_of(small, torch.float32)
-    assert id(small) not in buffers._kept
+    gradient_memory.empty_gradient(torch.Size([10, 3]), torch.float32)
+    assert gradient_memory.waiting_bytes() == 0
 
 
-def test_kept_memory_can_be_let_go(weight):
-    buffers.gradient_of(weight, torch.float32)
-    assert len(buffers._kept[id(weight)]) == 1
-    buffers.forget()
-    assert not buffers._kept[id(weight)]
+def test_waiting_memory_can_be_let_go(weight):
+    gradient_memory.empty_gradient(weight.shape, torch.float32)
+    assert gradient_memory.waiting_bytes() == weight.nbytes
+    gradient_memory.forget()
+    assert gradient_memory.waiting_bytes() == 0
+
+
+def test_threads_never_share_memory():
+    wrong = []
+
+    def work(number):
+        for turn in range(30):
+            tensors = [gradient_memory.empty_gradient(torch.Size([2**18]), torch.float32) for _ in range(3)]
+            for i, tensor in enumerate(tensors):
+                tensor.fill_(number * 1000 + turn * 10 + i)
+            if any((t != number * 1000 + turn * 10 + i).any() for i, t in enumerate(tensors)):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

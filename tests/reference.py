@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dft import dft_matrix
-from ..labels import LabelSets
-from ..layer import Layer
-from ..losses import Loss
+from sigkernels.dft import dft_matrix
+from sigkernels.labels import LabelSets
+from sigkernels.layer import Layer
+from sigkernels.losses import ElementwiseLoss
 
 
 def matrix(layer: Layer) -> Tensor:
@@ -39,7 +39,7 @@ def dense_targets(targets: LabelSets | Tensor, layer: Layer, dtype: torch.dtype)
     return targets.to(dtype)
 
 
-def loss_rows(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: Loss) -> Tensor:
+def loss_rows(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: ElementwiseLoss) -> Tensor:
     """The loss of each row, summed over its labels, ``[B]``; differentiable in x, weight and bias."""
     z = logits(x, layer)
     start = layer.label_start

@@ -1,0 +1,46 @@
+"""The torch backend: every operation in plain torch, on any device and in any dtype, with any loss."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..labels import LabelSets
+from ..layer import Layer
+from . import torch_columns, torch_lml, torch_tiled
+from .interface import Backend, ColumnResult, LMLSteps, LossCall, LossResult, Operation
+
+
+class TorchBackend(Backend):
+    """Label chunks through torch's matrix products: the fallback of all others."""
+
+    name = "torch"
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def devices(self) -> tuple[str, ...] | None:
+        return None
+
+    def refuses(self, operation: Operation, loss: object = None) -> str | None:
+        return None
+
+    def fused_loss(self, call: LossCall) -> LossResult:
+        return torch_tiled.fused_loss(call)
+
+    def column_loss(self, call: LossCall) -> ColumnResult:
+        return torch_columns.column_loss(call)
+
+    def logits(self, x: Tensor, layer: Layer) -> Tensor:
+        return torch_tiled.logits(x, layer)
+
+    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
+        return torch_tiled.logits_adjoint(g, layer)
+
+    def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+        return torch_tiled.topk(x, layer, m)
+
+    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+        return torch_tiled.predict(x, layer, threshold)
+
+    def lml(self) -> LMLSteps:
+        return torch_lml.STEPS

@@ -1,0 +1,36 @@
+"""How an operation without second derivatives says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DOUBLE_BACKWARD = (
+    "the fused loss has no second derivative: it never keeps the logits that one would need. "
+    "For double backward take the logits, head(h) or functional.dft_logits, and torch's own loss on them"
+)
+
+
+def refuse_double_backward(inputs: list[Tensor | None], grads: list[Tensor | None]) -> list[Tensor | None]:
+    """The gradients, tied to the inputs by a function that explains itself when they are differentiated again."""
+    kept = [grad for grad in grads if grad is not None]
+    tied = iter(_Refuse.apply(len(kept), *kept, *[t for t in inputs if t is not None]))
+    return [None if grad is None else next(tied) for grad in grads]
+
+
+class _Refuse(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> Any:  # type: ignore[override]
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        return None
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
+        raise RuntimeError(DOUBLE_BACKWARD)

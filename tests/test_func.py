@@ -1,0 +1,181 @@
+"""torch.func: grad, vjp, jacrev, vmap over rows and functional_call, against plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+import torch
+from cases import dense_loss, problem
+from torch.func import functional_call, grad, grad_and_value, jacrev, jvp, vjp, vmap
+
+import sigkernels as sk
+
+N, K = 30, 3
+LOSSES = {"bce": sk.BCE(), "weighted": sk.BCE(pos_weight=3.0), "asl": sk.Asymmetric(), "focal": sk.Focal()}
+
+
+@pytest.fixture
+def p():
+    return problem(N, K, 4, 5, dtype=torch.float64)
+
+
+def ours(p, loss, reduction="mean", targets=None):
+    def call(x, weight):
+        return sk.functional.dft_loss(x, weight, p.sets if targets is None else targets, N, K, loss, reduction)
+
+    return call
+
+
+def plain(p, loss, reduction="mean", targets=None):
+    def call(x, weight):
+        layer = p.layer._replace(weight=weight)
+        return dense_loss(p._replace(x=x, layer=layer), p.sets if targets is None else targets, loss, reduction)
+
+    return call
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+def test_grad(device, name, argnums):
+    p = problem(N, K, 4, 5, dtype=torch.float64, device=device)
+    args = (p.x, p.layer.weight)
+    got = grad_and_value(ours(p, LOSSES[name]), argnums=argnums)(*args)
+    want = grad_and_value(plain(p, LOSSES[name]), argnums=argnums)(*args)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_vjp_and_jacrev(p, reduction):
+    args = (p.x.detach(), p.layer.weight.detach())
+    got, pull = vjp(ours(p, sk.BCE(), reduction), *args)
+    want, pull_plain = vjp(plain(p, sk.BCE(), reduction), *args)
+    upstream = torch.randn_like(want)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(pull(upstream), pull_plain(upstream))
+    for argnum in (0, 1):
+        torch.testing.assert_close(
+            jacrev(ours(p, sk.BCE(), reduction), argnum)(*args), jacrev(plain(p, sk.BCE(), reduction), argnum)(*args)
+        )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_vmap_over_rows(p, reduction):
+    y = p.sets.to_dense(torch.float64)
+    weight = p.layer.weight.detach()
+
+    def per_row(call):
+        return lambda x, target: call(x[None], target[None])
+
+    def row(x, target):
+        return ours(p, sk.BCE(), reduction, target)(x, weight)
+
+    def row_plain(x, target):
+        return plain(p, sk.BCE(), reduction, target)(x, weight)
+
+    x = p.x.detach()
+    torch.testing.assert_close(vmap(per_row(row))(x, y), vmap(per_row(row_plain))(x, y))
+    torch.testing.assert_close(vmap(grad(per_row(row)))(x, y), vmap(grad(per_row(row_plain)))(x, y))
+    # constant targets, and a mapped dimension that is not the first
+    constant = [[1, 7]]
+    got = vmap(lambda x: ours(p, sk.BCE(), reduction, constant)(x[None], weight), in_dims=1)(x.T)
+    want = torch.stack([ours(p, sk.BCE(), reduction, constant)(row[None], weight) for row in x])
+    torch.testing.assert_close(got, want)
+
+
+def test_the_gradient_of_each_sample(p):
+    """Per-sample gradients of the weight, as for differential privacy."""
+    y, x = p.sets.to_dense(torch.float64), p.x.detach()
+
+    got = vmap(grad(lambda w, r, t: sk.functional.dft_loss(r[None], w, t[None], N, K)), in_dims=(None, 0, 0))(
+        p.layer.weight.detach(), x, y
+    )
+    want = vmap(grad(lambda w, r, t: plain(p, sk.BCE(), targets=t[None])(r[None], w)), in_dims=(None, 0, 0))(
+        p.layer.weight.detach(), x, y
+    )
+    torch.testing.assert_close(got, want)
+
+
+def test_a_mapped_loss_still_takes_gradients(p):
+    y = p.sets.to_dense(torch.float64)
+    rows = vmap(lambda r, t: sk.functional.dft_loss(r[None], p.layer.weight, t[None], N, K))(p.x, y)
+    rows.mean().backward()
+    got = p.grads()
+    plain(p, sk.BCE())(p.x, p.layer.weight).backward()
+    torch.testing.assert_close(got, p.grads())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        sk.SigmoidF1(beta=2.0),
+        sk.UnboundedF1(),
+        sk.SigmoidF1(average="pooled"),
+        sk.LMLNLL(3),
+        sk.TruncatedTopKEntropy(4),
+    ],
+    ids=repr,
+)
+def test_other_losses(p, loss):
+    """grad and vjp agree with the ordinary backward pass, which the tests of each loss check."""
+    args = (p.x.detach(), p.layer.weight.detach())
+    got = grad(ours(p, loss), argnums=(0, 1))(*args)
+    ours(p, loss)(p.x, p.layer.weight).backward()
+    torch.testing.assert_close(list(got), p.grads())
+
+
+def test_learned_settings(p):
+    def of(beta):
+        return ours(p, sk.SigmoidF1(beta=beta))(p.x.detach(), p.layer.weight.detach())
+
+    beta = torch.rand(N, dtype=torch.float64) + 0.5
+    leaf = beta.clone().requires_grad_()
+    of(leaf).backward()
+    torch.testing.assert_close(grad(of)(beta), leaf.grad)
+
+
+def test_logits_and_topk(p):
+    weight = p.layer.weight.detach()
+
+    def z(x):
+        return sk.functional.dft_logits(x, weight, N, K)
+
+    def plain_z(x):
+        return reference.logits(x, p.layer._replace(weight=weight))
+
+    x = p.x.detach()
+    torch.testing.assert_close(jacrev(z)(x), jacrev(plain_z)(x))
+    torch.testing.assert_close(vmap(lambda r: z(r[None])[0])(x), plain_z(x))
+    twice = [jacrev(jacrev(lambda x, f=f: f(x).square().sum()))(x) for f in (z, plain_z)]
+    torch.testing.assert_close(*twice)
+    values, _ = vmap(lambda r: sk.functional.dft_topk(r[None], weight, N, K, 3))(x)
+    torch.testing.assert_close(values[:, 0], plain_z(x).topk(3).values)
+    got = grad(lambda x: sk.functional.dft_topk(x, weight, N, K, 3)[0].sum())(x)
+    torch.testing.assert_close(got, grad(lambda x: plain_z(x).topk(3).values.sum())(x))
+
+
+@pytest.mark.parametrize("make", [lambda: sk.DFTHead(16, N, K, 4), lambda: sk.LinearHead(16, N)], ids=["dft", "linear"])
+def test_functional_call(p, make):
+    head, h = make(), torch.randn(5, 16)
+    parameters = {name: tensor.detach() for name, tensor in head.named_parameters()}
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = head
+
+        def forward(self, h):
+            return self.head.loss(h, p.sets)
+
+    named = {f"head.{name}": tensor for name, tensor in parameters.items()}
+    got = grad(lambda named: functional_call(Loss(), named, (h,)))(named)
+    head.loss(h, p.sets).backward()
+    for name, tensor in head.named_parameters():
+        torch.testing.assert_close(got[f"head.{name}"], tensor.grad)
+
+
+def test_what_is_not_there_says_so(p):
+    args = (p.x.detach(), p.layer.weight.detach())
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        grad(lambda x: grad(ours(p, sk.BCE()))(x, args[1]).square().sum())(args[0])
+    with pytest.raises(RuntimeError, match="jvp"):
+        jvp(lambda x: ours(p, sk.BCE())(x, args[1]), (args[0],), (torch.ones_like(args[0]),))
