@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ from .logits import logits
 from .row_loss import reduce_rows
 from .targets import target_tensors
 from .transforms import TransformedLoss
+
+# Below the Python half of Function.apply, which looks up the forward's signature at every call: a third of a small step.
+_apply_fused_loss: Any = super(torch.autograd.Function, FusedLoss).apply
 
 
 def layer_loss(
@@ -42,7 +47,7 @@ def layer_loss(
         return TransformedLoss.apply([spec], *arrays)
     if not torch.is_grad_enabled():
         return FusedLoss.forward(spec, (False,) * len(inputs), *arrays)[0]
-    return FusedLoss.apply(spec, tuple([t is not None and t.requires_grad for t in inputs]), *arrays)[0]
+    return _apply_fused_loss(spec, tuple([t is not None and t.requires_grad for t in inputs]), *arrays)[0]
 
 
 def _own_row_loss(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: RowLoss, reduction: Reduction) -> Tensor:
