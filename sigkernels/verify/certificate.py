@@ -32,6 +32,7 @@ class Certificate:
     witness        ``witness`` x: every label has its sign at x
     roots          DFT part only: ``roots`` are the labels g with a sign change between g-1 and g (modulo n), at most 2k
                    of them; the trigonometric polynomial with a root in each of these gaps has the signs of the set
+    codes          codes only: the set is small enough for the closed form of the codes, and so holds no vectors
     gordan         ``multipliers`` λ > 0 on the labels ``support``; near λ a vector makes ``Σ λ_i y_i w_i`` vanish
     alternation    DFT without slack: ``support`` are 2k+2 labels of alternating sign, more than degree k can follow
     dual           ``multipliers`` on ``support`` bound the radius from above, and no more

@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate, Verdict
+from .code_words import prove_code_words
 from .question import Question
 from .rounding import (
     SLOP,
@@ -73,6 +74,10 @@ def prove(question: Question, active: ndarray, certificate: Certificate, target:
         low, reason = _roots(question, active, certificate.roots)
         if not reason:
             lo, argmaxable = max(lo, low), True
+    elif kind == "codes":
+        low, reason = prove_code_words(question, active)
+        if not reason:
+            lo, argmaxable = max(lo, low), True
     elif kind == "alternation":
         reason = _alternation(question, active, certificate.support)
         if not reason:
@@ -98,7 +103,7 @@ def prove(question: Question, active: ndarray, certificate: Certificate, target:
         inner = certificate.bounds
         extra = prove(question, active, Certificate("none", inner.witness, inner.support, inner.multipliers), target)
         lo, hi = max(lo, extra.lo), min(hi, extra.hi)
-    if kind not in ("witness", "roots", "gordan", "alternation", "dual", "none"):
+    if kind not in ("witness", "roots", "codes", "gordan", "alternation", "dual", "none"):
         reason = f"its kind {kind!r} is unknown"
     return Proof(lo, hi, argmaxable, reason)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
+from ..codes import check_codes
 from ..dft import check_dft
 from ..heads import DFTHead, Head
 from ..validation import check_number, is_distributed
@@ -63,7 +64,7 @@ def as_numpy(name: str, value: Any) -> ndarray:
 def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: DecisionRule) -> tuple[Question, list[str]]:
     """The question that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
     notes = []
-    k = -1
+    k, codes = -1, 0
     if isinstance(classifier, (Head, torch.nn.Linear)):
         own = getattr(classifier, "bias", None)
         if own is not None and bias is not None:
@@ -71,8 +72,9 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: Decisi
         bias = own if bias is None else bias
     if isinstance(classifier, DFTHead):
         k, weight = classifier.k, as_numpy("slack_weight", classifier.slack_weight)
+        codes = getattr(classifier, "codes", 0)
         if weight.shape[0] != classifier.num_labels:  # sharded over a process group: gather it
-            weight = as_numpy("slack_weight", classifier.weight_matrix()[:, 2 * k + 1 :])
+            weight = as_numpy("slack_weight", classifier.weight_matrix()[:, 2 * k + 1 + codes :])
         notes.append(
             f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
             "rounded to float32 it would lose the guarantee"
@@ -87,7 +89,7 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: Decisi
             f"the verdicts are about the output layer: its projection from {projection.in_features} to "
             f"{projection.out_features} features cannot reach every x"
         )
-    question = checked_question(weight, bias, k, tol, box, rule)
+    question = checked_question(weight, bias, k, tol, box, rule, codes)
     if weight.dtype == np.float32 and k < 0:
         notes.append("the float32 weights are taken as the exact numbers they store")
     if rule.is_free and k >= 0:
@@ -97,7 +99,9 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: Decisi
     return question, notes
 
 
-def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float, rule: DecisionRule) -> Question:
+def checked_question(
+    weight: Any, bias: Any, k: int, tol: float, box: float, rule: DecisionRule, codes: int = 0
+) -> Question:
     """The question of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
     tol, box = check_number("tol", tol), check_number("box", box)
     if tol < 0:
@@ -111,6 +115,8 @@ def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float, rul
         raise ValueError(f"head_or_matrix must be a matrix W [labels, features], got shape {weight.shape}")
     if k != -1:
         check_dft(weight.shape[0], k)
+    if check_codes(codes, weight.shape[0]) and k < 0:
+        raise ValueError(f"codes = {codes} stand beside a DFT part, and k = {k} says that there is none")
     if bias is not None:
         bias = as_numpy("bias", bias)
         if bias.shape != (weight.shape[0],):
@@ -118,4 +124,4 @@ def checked_question(weight: Any, bias: Any, k: int, tol: float, box: float, rul
         if not np.any(bias):
             bias = None
     rule.check_shape(weight.shape[0])
-    return Question(weight, bias, k, tol, box, rule)
+    return Question(weight, bias, k, tol, box, rule, codes)

@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from .certificate import Certificate, Verdict
 from .check import prove, trivial_bounds
+from .code_words import code_points
 from .cone import Found
 from .question import ActiveSets, Question
 from .witness_check import prove_witnesses
@@ -116,6 +117,8 @@ class Ledger:
     def point(self, i: int) -> ndarray | None:
         """The best input known for set i [d] in float64, predicting it or not."""
         low = self.low[i]
+        if low is not None and low.kind == "codes":
+            return code_points(self.question, [self.sets[i]])[0]
         return None if low is None or low.witness is None else low.witness.astype(np.float64)
 
     def certificate(self, i: int) -> Certificate:

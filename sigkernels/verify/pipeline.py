@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..codes import guaranteed_size
 from ..labels import LabelSets
 from . import lp, solver_stages
 from .arrays import namespace
+from .certificate import Certificate
 from .cone import Cone, Found
 from .inputs import as_question
 from .ledger import Ledger
@@ -144,13 +146,15 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
 
         return run
 
+    if question.codes:
+        yield _Stage("codes", _code_words)
     if question.k >= 0:
         yield _Stage("closed form", _closed_form)
     if not question.is_dense:
         return
     if question.k < 0 and question.d >= MOTZKIN_WIDTH:
         yield _Stage("motzkin", screen(motzkin, single))
-    search = newton if question.k < 0 else newton_on_all_rows
+    search = newton if question.k < 0 or question.codes else newton_on_all_rows
     if single:
         yield _Stage("newton float32", screen(search, single=True))
     yield _Stage("newton", screen(search))
@@ -169,6 +173,14 @@ def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:
     """Sets with a witness in too small a ball, but not those of a large DFT: such regions are beyond HiGHS."""
     large_dft = ledger.question.k >= 0 and ledger.question.n * ledger.question.d > lp.SMALL
     return which[:0] if large_dft else which[ledger.yes[which]]
+
+
+def _code_words(ledger: Ledger, which: np.ndarray) -> None:
+    """Small sets by the formula of the codes: nothing is solved."""
+    most = guaranteed_size(ledger.question.codes, ledger.question.n)
+    for i in which.tolist():
+        if len(ledger.sets[i]) <= most:
+            ledger.offer(i, Certificate("codes"))
 
 
 def _closed_form(ledger: Ledger, which: np.ndarray) -> None:

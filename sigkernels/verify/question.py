@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy import ndarray
 
+from ..codes import code_rows
 from ..labels import LabelSets
 from .circle import LOW_ERROR, dft_low
 from .rounding import SLOP, U, gamma, row_norms
@@ -48,6 +49,7 @@ def dft_matrix(n: int, k: int, labels: ndarray | None = None) -> ndarray:
 
 ActiveSets = list[ndarray]  # the sorted labels of each set
 DFT_ERROR = 16 * U
+BLOCK = 10_000_000  # entries of W that are made at a time where it is not
 DENSE = 100_000_000  # entries of W up to which the matrix of a DFT head is formed as a whole
 LARGEST = 2.0**450  # of all numbers in a computation: what is made of products of two of them does not overflow
 
@@ -95,7 +97,9 @@ def _typical_norm(weight: ndarray) -> float:
 
 
 class Question:
-    """``z = [W_dft(n, k) | weight] x + bias`` on n labels, inputs ``|x_j| ≤ box``; ``k = -1`` without a DFT part.
+    """``z = [W_dft(n, k) | C | weight] x + bias`` on n labels, inputs ``|x_j| ≤ box``; ``k = -1`` without a DFT part.
+
+    ``C`` are ``codes`` columns of codes, 0 or more, beside a DFT part; their entries are powers of two and exact.
 
     The stored ``weight`` and ``bias`` are taken as exact numbers (times one power of two, where they are huge or tiny:
     a question of signs). The DFT part means the true (irrational) matrix; its
@@ -111,6 +115,7 @@ class Question:
         tol: float,
         box: float,
         rule: DecisionRule = DecisionRule(),  # noqa: B008 (frozen)
+        codes: int = 0,
     ):
         self.stored, self.stored_bias = weight, bias  # [n, s] and [n], as they came in
         self.rule = rule
@@ -118,12 +123,13 @@ class Question:
         self.k = k
         self.weight, self.bias = _within_range(weight, _shifted(bias, rule, self.n), k)
         self.dft_columns = 2 * k + 1 if k >= 0 else 0
-        self.inputs = self.dft_columns + weight.shape[1]  # features of the classifier
+        self.codes = codes
+        self.inputs = self.dft_columns + codes + weight.shape[1]  # features of the classifier
         self.threshold_unit = 0.0  # the entries of the threshold's column
         if rule.is_free and k < 0:  # the first column of a DFT is constant already
             self.threshold_unit = _typical_norm(self.weight)
             self.weight = np.column_stack([self.weight, np.full(self.n, self.threshold_unit)])
-        self.d = self.dft_columns + self.weight.shape[1]
+        self.d = self.dft_columns + codes + self.weight.shape[1]
         self.tol = float(tol)
         self.box = float(box)
         # Of the DFT columns: in float64, and together with their low parts.
@@ -135,7 +141,11 @@ class Question:
         """W [n, d] in float64."""
         if self.k < 0:
             return self.weight
-        return np.ascontiguousarray(np.concatenate([dft_matrix(self.n, self.k), self.weight], axis=1))
+        return self._made_rows(np.arange(self.n))
+
+    def _made_rows(self, labels: ndarray) -> ndarray:
+        parts = [dft_matrix(self.n, self.k, labels), code_rows(self.codes, labels), self.weight[labels]]
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     @property
     def is_dense(self) -> bool:
@@ -146,7 +156,7 @@ class Question:
         """These rows of W [p, d]."""
         if self.is_dense:
             return self.matrix[labels]
-        return np.concatenate([dft_matrix(self.n, self.k, labels), self.weight[labels]], axis=1)
+        return self._made_rows(labels)
 
     def low(self, labels: ndarray) -> ndarray:
         """What the DFT columns of these rows lack in float64 [p, 2k+1]; nothing without a DFT part."""
@@ -160,8 +170,9 @@ class Question:
             out = x @ self.matrix.T
         else:
             out = np.empty((len(x), self.n))
-            for start in range(0, self.n, 65_536):
-                labels = np.arange(start, min(self.n, start + 65_536))
+            step = max(1, BLOCK // self.d)
+            for start in range(0, self.n, step):
+                labels = np.arange(start, min(self.n, start + step))
                 out[:, labels] = x @ self.rows(labels).T
         return out if self.bias is None else out + self.bias
 
@@ -171,8 +182,8 @@ class Question:
         if self.k < 0:
             return row_norms(self.matrix)
         low, high = row_norms(self.weight)  # a row of the DFT has norm √((2k+1)/n) exactly
-        dft = self.dft_columns / self.n
-        return np.sqrt(low * low + dft) / (SLOP * SLOP), np.sqrt(high * high + dft) * SLOP * SLOP
+        fixed = self.dft_columns / self.n + (self.codes > 0)  # and one of the codes 1
+        return np.sqrt(low * low + fixed) / (SLOP * SLOP), np.sqrt(high * high + fixed) * SLOP * SLOP
 
     @cached_property
     def zero_rows(self) -> ndarray:
@@ -185,7 +196,7 @@ class Question:
     def is_pure_dft(self) -> bool:
         """Whether logits are trigonometric polynomials of degree k: no slack (or zeros), no bias (or a constant)."""
         constant = self.bias is None or bool(np.all(self.bias == self.bias[0]))
-        return self.k >= 0 and constant and not self.weight.any()
+        return self.k >= 0 and constant and not self.codes and not self.weight.any()
 
     @cached_property
     def trivial_radius(self) -> float:
@@ -196,7 +207,7 @@ class Question:
             return math.inf
         reach = np.abs(self.weight).sum(axis=1)  # box · reach might underflow: the box comes last
         if self.k >= 0:
-            reach = reach + self.dft_columns * math.sqrt(2.0 / self.n)
+            reach = reach + self.dft_columns * math.sqrt(2.0 / self.n) + math.sqrt(self.codes)
         with np.errstate(over="ignore"):
             radius = self.box * (reach[rows] / low[rows])
             if self.bias is not None:

@@ -13,6 +13,7 @@ from numpy import ndarray
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .check import prove
+from .code_words import code_points
 from .inputs import as_question, checked_question
 from .ledger import CLOSED, Ledger
 from .question import Question, active_labels
@@ -152,6 +153,8 @@ class Report:
             x = np.zeros(self.question.d)
             x[: self.question.dft_columns] = notch_polynomial(self.sets[i].numpy(), self.question.n, self.question.k)
             return x * (self.question.box / np.max(np.abs(x)))
+        if certificate.witness is None and certificate.kind == "codes":
+            return code_points(self.question, [self.sets[i].numpy()])[0]
         return None if certificate.witness is None else certificate.witness[: self.question.inputs]
 
     def logit_threshold(self, i: int) -> Any:
@@ -176,7 +179,8 @@ class Report:
                     f"the report is about {self.question.n} × {self.question.inputs}"
                 )
         elif bias is not None:
-            question = checked_question(question.stored, bias, question.k, question.tol, question.box, question.rule)
+            q = question
+            question = checked_question(q.stored, bias, q.k, q.tol, q.box, q.rule, q.codes)
         columns = (self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self.stage)
         if any(len(column) != len(self.sets) for column in columns):
             raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")

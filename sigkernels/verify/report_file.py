@@ -18,10 +18,11 @@ from numpy import ndarray
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .inputs import as_numpy, as_question, checked_question
+from .question import Question
 from .report import Report, StageReport
 from .rules import DecisionRule
 
-FORMAT = 2
+FORMAT = 3
 VECTORS = ("witness", "support", "multipliers", "roots")  # of a certificate
 LINES = ("verdicts", "radius_lo", "radius_hi", "proof_of", "stage")  # one entry per label set
 
@@ -48,7 +49,15 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
         arrays["weight"] = p.stored
         if p.stored_bias is not None:
             arrays["bias"] = p.stored_bias
-    meta = {"format": FORMAT, "n": p.n, "slack": p.stored.shape[1], "k": p.k, "tol": p.tol, "box": p.box}
+    meta = {
+        "format": FORMAT,
+        "n": p.n,
+        "slack": p.stored.shape[1],
+        "k": p.k,
+        "codes": p.codes,
+        "tol": p.tol,
+        "box": p.box,
+    }
     meta |= {"bias": p.stored_bias is not None, "stages": [list(s) for s in report.stages], "notes": report.notes}
     meta |= {"rule": p.rule.name, "threshold": p.rule.threshold}
     if isinstance(p.rule.threshold, ndarray):
@@ -70,7 +79,7 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
     data = _arrays(path)
     try:
         meta = json.loads(str(data["meta"]))
-        shape, tol, box = (meta["n"], meta["slack"], meta["k"]), meta["tol"], meta["box"]
+        shape, tol, box = (meta["n"], meta["slack"], meta["k"], meta["codes"]), meta["tol"], meta["box"]
         if meta["format"] != FORMAT:
             raise ValueError(f"its format is {meta['format']}, and this version reads format {FORMAT}")
         threshold = data["threshold"] if meta["threshold"] is None else meta["threshold"]
@@ -81,10 +90,11 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
         raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
     if head_or_matrix is not None:
         question, _ = as_question(head_or_matrix, bias, tol, box, rule)
-        if (question.n, question.stored.shape[1], question.k) != shape:
+        if _shape(question) != shape:
+            n, slack, k, codes = _shape(question)
             raise ValueError(
-                f"head_or_matrix has {question.n} labels, {question.stored.shape[1]} columns and k = {question.k}; "
-                f"the report is about {meta['n']}, {meta['slack']} and k = {meta['k']}"
+                f"head_or_matrix has {n} labels, {slack} columns, k = {k} and codes = {codes}; the report is about "
+                f"{meta['n']}, {meta['slack']}, k = {meta['k']} and codes = {meta['codes']}"
             )
         if meta.get("bias") and question.stored_bias is None:
             raise ValueError(f"{path} is about a classifier with a bias: pass bias= beside head_or_matrix=")
@@ -96,8 +106,8 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
             )
     try:
         if head_or_matrix is None:
-            question = checked_question(data["weight"], data.get("bias"), meta["k"], tol, box, rule)
-            if (question.n, question.stored.shape[1], question.k) != shape:
+            question = checked_question(data["weight"], data.get("bias"), meta["k"], tol, box, rule, meta["codes"])
+            if _shape(question) != shape:
                 raise ValueError(f"its matrix has shape {data['weight'].shape}, and {shape[:2]} was expected")
         sets = LabelSets(torch.from_numpy(data["indices"]), torch.from_numpy(data["offsets"]), question.n)
         for name in LINES:
@@ -120,6 +130,11 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
         )
     except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
         raise _unusable(path, error) from None
+
+
+def _shape(question: Question) -> tuple[int, int, int, int]:
+    """(labels, columns that are stored, k, codes)."""
+    return question.n, question.stored.shape[1], question.k, question.codes
 
 
 def _unusable(path: str | Path, error: Exception) -> ValueError:

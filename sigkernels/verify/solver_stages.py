@@ -98,7 +98,7 @@ def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     if not len(which) or not len(mine.labels):
         return
     items = mine.items(ledger, which)
-    whole = ledger.question.k >= 0 and ledger.question.d >= WHOLE_WIDTH
+    whole = ledger.question.k >= 0 and not ledger.question.codes and ledger.question.d >= WHOLE_WIDTH
     active = {item.number: item.active for item in items}
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
         for ball in balls(xp, mine.rows, mine.offset, ledger.question.box, items, whole):

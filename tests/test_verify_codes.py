@@ -1,0 +1,125 @@
+"""Heads with codes in the verifier: the closed form, its certificate, and radii."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from sigkernels.codes import code_matrix, guarantee, guaranteed_size
+from sigkernels.verify import Verdict, pipeline, verify
+from sigkernels.verify.certificate import Certificate
+from sigkernels.verify.check import prove
+from sigkernels.verify.question import Question, dft_matrix
+from sigkernels.verify.report import Report
+from sigkernels.verify.rules import DecisionRule
+
+N, K, CODES, SLACK = 1500, 3, 64, 5
+draw = np.random.default_rng(0)
+S = 0.3 * draw.standard_normal((N, SLACK))
+BIAS = 2.0 * draw.standard_normal(N)
+
+
+class Coded:
+    """Stands for a head with codes."""
+
+
+@pytest.fixture
+def coded(monkeypatch):
+    """``verify`` of a question with codes, built from (slack, bias)."""
+
+    def as_question(head, bias, tol, box, rule):
+        return Question(S, bias, K, tol, box, rule, CODES), []
+
+    monkeypatch.setattr(pipeline, "as_question", as_question)
+    return lambda sets, **options: verify(Coded(), sets, **options)
+
+
+def sets_of(sizes, n=N):
+    return [sorted(draw.choice(n, r, replace=False).tolist()) for r in sizes]
+
+
+def question(slack=S, bias=None, codes=CODES, k=K):
+    return Question(slack, bias, k, 1e-8, 1e4, DecisionRule(), codes)
+
+
+def test_the_matrix_of_a_question_with_codes():
+    q = question()
+    want = np.concatenate([dft_matrix(N, K), code_matrix(N, CODES).numpy(), S], axis=1)
+    assert np.array_equal(q.matrix, want) and q.d == q.inputs == want.shape[1]
+    labels = np.array([3, 900, 64])
+    assert np.array_equal(q.rows(labels), want[labels])
+    norms = np.linalg.norm(want, axis=1)
+    assert np.all(q.norms[0] <= norms * (1 + 1e-14)) and np.all(norms <= q.norms[1] * (1 + 1e-14))
+    assert np.allclose(q.norms[0], norms, rtol=1e-12)
+    assert not q.is_pure_dft
+
+
+def test_a_question_that_is_not_formed(monkeypatch):
+    x = draw.standard_normal((2, question().d))
+    want = question().logits(x)
+    monkeypatch.setattr(sys.modules[Question.__module__], "DENSE", 10)
+    monkeypatch.setattr(sys.modules[Question.__module__], "BLOCK", 10_000)
+    assert not question().is_dense
+    np.testing.assert_allclose(question().logits(x), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [None, BIAS], ids=["plain", "bias"])
+def test_small_sets_are_proved_by_the_formula(coded, bias):
+    sets = sets_of([0, 1, 2, 3, 4] * 4)
+    report = coded(sets, bias=bias)
+    assert set(report.verdicts) == {Verdict.ARGMAXABLE} and set(report.stage) == {"codes"}
+    assert {report.certificate(i).kind for i in range(len(sets))} == {"codes"}
+    assert report.check()
+    largest = 0.0 if bias is None else float(np.abs(BIAS).max())
+    for i, active in enumerate(sets):
+        promised = guarantee(
+            len(active), N, CODES, max_norm=np.linalg.norm(report.question.matrix, axis=1).max(), max_bias=largest
+        )
+        assert report.radius_lo[i] == pytest.approx(promised.radius, rel=1e-8)
+        z = report.question.logits(report.witness(i)[None])[0]
+        assert np.array_equal(np.flatnonzero(z > 0), active)
+
+
+def test_no_closed_form_is_above_the_radius(coded):
+    sets = sets_of([1, 2, 3, 4] * 3)
+    formula, solved = coded(sets), coded(sets, radius=True)
+    assert np.all(formula.radius_lo <= solved.radius_hi)
+    assert np.all(solved.radius_hi - solved.radius_lo <= 2e-6 * solved.radius_hi)
+    plain = verify(solved.question.matrix, sets, radius=True)
+    np.testing.assert_allclose(solved.radius_lo, plain.radius_lo, rtol=3e-6)
+    assert solved.check()
+
+
+def test_larger_sets_go_to_the_other_stages(coded):
+    report = coded(sets_of([6, 9, 12]))
+    assert report.check() and set(report.verdicts) == {Verdict.ARGMAXABLE} and set(report.stage) == {"newton"}
+
+
+def test_what_the_formula_does_not_prove():
+    five, one = np.arange(5), np.arange(1)
+    assert prove(question(), five, Certificate("codes")).argmaxable is None
+    assert "more than the 4" in prove(question(), five, Certificate("codes")).reason
+    assert "without codes" in prove(question(codes=0), one, Certificate("codes")).reason
+    many = question(np.zeros((2049, 0)))  # beyond c²/2 labels there is no bound for all sets
+    assert guaranteed_size(CODES, 2049) == 0 and prove(many, one, Certificate("codes")).argmaxable is None
+    large = question(bias=np.full(N, 1e9))  # predictable, but far outside the box
+    proof = prove(large, one, Certificate("codes"))
+    assert proof.argmaxable and proof.verdict(1e-8) == Verdict.THIN
+
+
+@pytest.mark.parametrize("matrix", [True, False])
+def test_saved_reports_carry_it(coded, tmp_path, matrix):
+    report = coded(sets_of([1, 4, 4]), bias=BIAS)
+    report.save(tmp_path / "r.npz", matrix=matrix)
+    if not matrix:
+        with pytest.raises(ValueError, match="without its matrix"):
+            Report.load(tmp_path / "r.npz")
+        with pytest.raises(ValueError, match="codes = 64"):
+            Report.load(tmp_path / "r.npz", np.zeros((N, SLACK)), BIAS)
+        return
+    loaded = Report.load(tmp_path / "r.npz")
+    assert loaded.question.codes == CODES and loaded.check()
+    assert {loaded.certificate(i).kind for i in range(3)} == {"codes"}
+    assert np.array_equal(loaded.radius_lo, report.radius_lo)
