@@ -31,29 +31,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .validation import check_int
+from .bounded_cache import BoundedCache
+from .validation import CODES, check_codes, check_int, smallest_codes
 
-CODES = (0, 16, 64, 256, 1024, 4096)
+__all__ = [
+    "CODES",
+    "CodeGuarantee",
+    "check_codes",
+    "code_adjoint",
+    "code_logits",
+    "code_matrix",
+    "code_rows",
+    "code_witness",
+    "coherence",
+    "fwht",
+    "guarantee",
+    "guaranteed_size",
+    "sign_bits",
+    "smallest_codes",
+]
+
 # c → the primitive polynomial of GF(c/2): x³+x+1, x⁵+x²+1, x⁷+x+1, x⁹+x⁴+1, x¹¹+x²+1
 PRIMITIVE = {16: 0b1011, 64: 0b100101, 256: 0b10000011, 1024: 0b1000010001, 4096: 0b100000000101}
 _SEED = 0x6B6572646F636B  # of the random blocks; Philox gives the same bits on every platform
 _PHILOX_BITS = 256  # that one step of Philox's counter gives
-
-
-def check_codes(codes: int, num_labels: int) -> int:
-    """Refuses a number of code columns for which there is no code; returns it as a plain int (0: no codes)."""
-    codes = check_int("codes", codes, 0)
-    if codes not in CODES:
-        raise ValueError(
-            f"codes must be one of {', '.join(map(str, CODES))}, got {codes}; "
-            f"for {num_labels} labels use codes={smallest_codes(num_labels)}"
-        )
-    return codes
-
-
-def smallest_codes(num_labels: int) -> int:
-    """The fewest columns whose bound on the inner products holds for all labels (4096 if none does)."""
-    return next((c for c in CODES[1:] if num_labels <= c * c // 2), CODES[-1])
 
 
 @functools.cache
@@ -166,10 +167,18 @@ def fwht(x: Tensor) -> Tensor:
     return (matrix @ (squares @ matrix)).reshape(x.shape)
 
 
+_sign_cache: BoundedCache[Tensor] = BoundedCache(16 * 2**20, lambda signs: signs.nbytes)
+
+
 def _signs(codes: int, blocks: range, like: Tensor) -> Tensor:
-    """``(-1)^Q_a(t) / √c``, ``[len(blocks), c]``."""
-    bits = torch.from_numpy(sign_bits(codes, blocks)).to(like.device, like.dtype)
-    return (1 - 2 * bits) / math.sqrt(codes)
+    """``(-1)^Q_a(t) / √c``, ``[len(blocks), c]``, never written."""
+
+    def work_out() -> Tensor:
+        signs = (1 - 2 * sign_bits(codes, blocks).astype(np.float32)) / math.sqrt(codes)
+        with torch.inference_mode(False):  # what is kept outlives the mode it was made in
+            return torch.tensor(signs, dtype=like.dtype, device=like.device)
+
+    return _sign_cache.get((codes, blocks, like.dtype, like.device), work_out)
 
 
 def _blocks(codes: int, start: int, stop: int) -> range:

@@ -28,26 +28,35 @@ __all__ = [
 
 
 def dft_logits(
-    x: Tensor,  # [..., 2k+1+s]
+    x: Tensor,  # [..., 2k+1+codes+s]
     slack_weight: Tensor,  # [n, s]
     num_labels: int,
     k: int,
+    *,
+    bias: Tensor | None = None,  # [n]
+    codes: int = 0,
 ) -> Tensor:
-    """Logits ``[W_dft | slack_weight] x``, ``[..., n]``, in the dtype of x."""
-    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k)
+    """Logits ``[W_dft | C | slack_weight] x + bias``, ``[..., n]``, in the dtype of x.
+
+    ``codes``: how many columns of codes stand between those of the DFT and the slack: 0, 16, 64, 256, 1024 or 4096.
+    """
+    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k, bias, codes)
     return ops.logits(flat, layer).reshape(*x.shape[:-1], num_labels)
 
 
 def dft_loss(
-    x: Tensor,  # [..., 2k+1+s]
+    x: Tensor,  # [..., 2k+1+codes+s]
     slack_weight: Tensor,  # [n, s]
     targets: Any,
     num_labels: int,
     k: int,
     loss: Loss = BCE(),  # noqa: B008 (frozen)
     reduction: Reduction = "mean",
+    *,
+    bias: Tensor | None = None,  # [n]
+    codes: int = 0,
 ) -> Tensor:
-    """The loss of ``[W_dft | slack_weight] x`` against ``targets``, fused: no ``[B, n]`` array is made.
+    """The loss of ``[W_dft | C | slack_weight] x + bias`` against ``targets``, fused: no ``[B, n]`` array is made.
 
     Args:
         targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
@@ -55,11 +64,12 @@ def dft_loss(
             row and make one ``[B, n]`` array.
         reduction: ``"mean"`` over all B·n terms, ``"sum"``, or ``"none"``: the loss of each row, ``[...]``. Losses of
             columns (``SigmoidF1``, …) average over labels, losses of rows over rows.
+        codes: how many columns of codes stand between those of the DFT and the slack.
 
     Returns:
         float32 (float64 for float64 inputs), ``[]`` or ``[...]``.
     """
-    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k)
+    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k, bias, codes)
     return layer_loss(x, flat, layer, targets, loss, reduction)
 
 
@@ -80,14 +90,17 @@ def linear_loss(
 
 
 def dft_topk(
-    x: Tensor,  # [..., 2k+1+s]
+    x: Tensor,  # [..., 2k+1+codes+s]
     slack_weight: Tensor,  # [n, s]
     num_labels: int,
     k: int,
     m: int,
+    *,
+    bias: Tensor | None = None,  # [n]
+    codes: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label."""
-    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k)
+    flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k, bias, codes)
     return layer_topk(x, flat, layer, m)
 
 

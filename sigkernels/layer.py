@@ -13,17 +13,23 @@ class LayerMeta(NamedTuple):
     num_labels: int  # n
     k: int  # -1: no DFT part
     label_start: int = 0
+    codes: int = 0  # columns of codes; 0: none
 
     @property
     def dft_columns(self) -> int:
         """``2k+1``, or 0 without a DFT part."""
         return 2 * self.k + 1 if self.k >= 0 else 0
 
+    @property
+    def fixed_columns(self) -> int:
+        """The columns before those of ``weight``: of the DFT, then of the codes."""
+        return self.dft_columns + self.codes
+
 
 class Layer(NamedTuple):
-    """``z = [W_dft(n, k) | weight] x + bias`` for the labels ``label_start … label_start + m - 1``.
+    """``z = [W_dft(n, k) | C | weight] x + bias`` for the labels ``label_start … label_start + m - 1``.
 
-    ``x`` holds the ``2k+1`` DFT features first and the ``s`` features of ``weight`` after them.
+    ``x`` holds the ``2k+1`` DFT features first, then those of the codes ``C`` (``codes.py``) and the ``s`` of ``weight``.
     A plain linear layer has no DFT part: ``k = -1``.
     """
 
@@ -62,9 +68,19 @@ class Layer(NamedTuple):
         return self.meta.dft_columns
 
     @property
+    def codes(self) -> int:
+        """How many columns of codes there are."""
+        return self.meta.codes
+
+    @property
+    def fixed_columns(self) -> int:
+        """The columns before those of ``weight``: of the DFT, then of the codes."""
+        return self.meta.fixed_columns
+
+    @property
     def in_columns(self) -> int:
         """The width of ``x``."""
-        return self.meta.dft_columns + self.weight.shape[1]
+        return self.meta.fixed_columns + self.weight.shape[1]
 
     def part(self, start: int, stop: int) -> Layer:
         """The rows ``start … stop-1`` of this layer as a layer of their own."""

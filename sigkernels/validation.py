@@ -19,6 +19,7 @@ from .layer import Layer, LayerMeta
 from .operator_dispatch import by_operator
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CODES = (0, 16, 64, 256, 1024, 4096)
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -111,15 +112,35 @@ def check_dft(num_labels: int, k: int) -> tuple[int, int]:
     return num_labels, k
 
 
-def check_dft_layer(x: Tensor, slack_weight: Tensor, num_labels: int, k: int) -> tuple[Tensor, Layer]:
+def check_codes(codes: int, num_labels: int) -> int:
+    """Refuses a number of code columns for which there is no code; returns it as a plain int (0: no codes)."""
+    codes = check_int("codes", codes, 0)
+    if codes not in CODES:
+        raise ValueError(
+            f"codes must be one of {', '.join(map(str, CODES))}, got {codes}; "
+            f"for {num_labels} labels use codes={smallest_codes(num_labels)}"
+        )
+    return codes
+
+
+def smallest_codes(num_labels: int) -> int:
+    """The fewest columns whose bound on the inner products holds for all labels (4096 if none does)."""
+    return next((c for c in CODES[1:] if num_labels <= c * c // 2), CODES[-1])
+
+
+def check_dft_layer(
+    x: Tensor, slack_weight: Tensor, num_labels: int, k: int, bias: Tensor | None = None, codes: int = 0
+) -> tuple[Tensor, Layer]:
     """Checks the arguments of a DFT operation; returns x as ``[B, D]`` and the layer, both in one dtype."""
     num_labels, k = check_dft(num_labels, k)
+    codes = check_codes(codes, num_labels)
     _check_matrix("slack_weight", slack_weight)
     if slack_weight.shape[0] != num_labels:
         raise ValueError(
             f"slack_weight must have shape [num_labels, s] = [{num_labels}, s], got {tuple(slack_weight.shape)}"
         )
-    return check_input(x, Layer(slack_weight, None, LayerMeta(num_labels, k)), "slack_weight")
+    _check_bias(bias, num_labels)
+    return check_input(x, Layer(slack_weight, bias, LayerMeta(num_labels, k, codes=codes)), "slack_weight")
 
 
 def check_linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Layer]:
@@ -127,12 +148,17 @@ def check_linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[
     _check_matrix("weight", weight)
     if weight.shape[0] < 1:
         raise ValueError(f"weight must have at least one row (label), got shape {tuple(weight.shape)}")
-    if bias is not None:
-        if not isinstance(bias, Tensor):
-            raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}")
-        if bias.shape != weight.shape[:1]:
-            raise ValueError(f"bias must have shape [{weight.shape[0]}], got {tuple(bias.shape)}")
+    _check_bias(bias, weight.shape[0])
     return check_input(x, Layer(weight, bias, LayerMeta(weight.shape[0], -1)), "weight")
+
+
+def _check_bias(bias: Any, num_labels: int) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, Tensor):
+        raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}")
+    if bias.shape != (num_labels,):
+        raise ValueError(f"bias must have shape [{num_labels}], got {tuple(bias.shape)}")
 
 
 def _check_matrix(name: str, weight: Any) -> None:
@@ -148,7 +174,11 @@ def check_input(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     width = layer.in_columns
     if x.ndim < 1 or x.shape[-1] != width:
-        parts = f"2k+1+s = {layer.dft_columns} + {layer.weight.shape[1]} = {width}" if layer.k >= 0 else str(width)
+        parts = str(width)
+        if layer.codes:
+            parts = f"2k+1+codes+s = {layer.dft_columns} + {layer.codes} + {layer.weight.shape[1]} = {width}"
+        elif layer.k >= 0:
+            parts = f"2k+1+s = {layer.dft_columns} + {layer.weight.shape[1]} = {width}"
         raise ValueError(f"the last dimension of x must be {parts}, got shape {tuple(x.shape)}")
     weight, bias, device = layer.weight, layer.bias, x.device
     _check_numbers("x", x, device)

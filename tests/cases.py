@@ -54,20 +54,22 @@ def random_sets(batch: int, n: int, most: int = 6, seed: int = 0) -> sk.LabelSet
     return sk.LabelSets.from_lists(lists, n)
 
 
-def problem(n, k, s, batch, *, device="cpu", dtype=torch.float32, bias=False, scale=1.0) -> Problem:
+def problem(n, k, s, batch, *, device="cpu", dtype=torch.float32, bias=False, scale=1.0, codes=0) -> Problem:
     """A seeded problem; ``k = -1`` for a plain linear layer."""
-    columns = (2 * k + 1 if k >= 0 else 0) + s
+    meta = LayerMeta(n, k, codes=codes)
+    columns = meta.fixed_columns + s
     x = (torch.randn(batch, columns) * scale).to(device, dtype).requires_grad_()
     weight = torch.randn(n, s).to(device, dtype).requires_grad_()
     c = torch.randn(n).to(device, dtype).requires_grad_() if bias else None
-    return Problem(x, Layer(weight, c, LayerMeta(n, k)), random_sets(batch, n).to(device))
+    return Problem(x, Layer(weight, c, meta), random_sets(batch, n).to(device))
 
 
 def public_loss(p: Problem, targets, loss, reduction: str) -> Tensor:
     """The loss through the public function of this kind of layer."""
     if p.layer.k >= 0:
         args = (p.x, p.layer.weight, targets, p.layer.num_labels, p.layer.k)
-        return sk.functional.dft_loss(*args, loss=loss, reduction=reduction)
+        options = {"bias": p.layer.bias, "codes": p.layer.codes}
+        return sk.functional.dft_loss(*args, loss=loss, reduction=reduction, **options)
     return sk.functional.linear_loss(p.x, p.layer.weight, targets, p.layer.bias, loss=loss, reduction=reduction)
 
 

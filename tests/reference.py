@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sigkernels.codes import code_matrix
 from sigkernels.dft import dft_matrix
 from sigkernels.labels import LabelSets
 from sigkernels.layer import Layer
@@ -12,19 +13,14 @@ from sigkernels.losses import ElementwiseLoss
 
 
 def matrix(layer: Layer) -> Tensor:
-    """``W = [W_dft | weight]``, ``[m, D]``."""
-    weight = layer.weight
-    if layer.k < 0:
-        return weight
-    dft = dft_matrix(
-        layer.num_labels,
-        layer.k,
-        start=layer.label_start,
-        stop=layer.label_start + layer.num_rows,
-        dtype=weight.dtype,
-        device=weight.device,
-    )
-    return torch.cat([dft, weight], dim=1)
+    """``W = [W_dft | C | weight]``, ``[m, D]``."""
+    weight, parts = layer.weight, []
+    place = {"start": layer.labels.start, "stop": layer.labels.stop, "dtype": weight.dtype, "device": weight.device}
+    if layer.k >= 0:
+        parts.append(dft_matrix(layer.num_labels, layer.k, **place))
+    if layer.codes:
+        parts.append(code_matrix(layer.num_labels, layer.codes, **place))
+    return torch.cat([*parts, weight], dim=1)
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:

@@ -84,22 +84,26 @@ def _unavailable(name: str) -> str | None:
     return _BACKENDS[name].unavailable()
 
 
-def select(x: Tensor, operation: Operation = "logits", loss: Any = None) -> Backend:
-    """The backend for an operation on this tensor, with this loss where it has one."""
+def select(x: Tensor, operation: Operation = "logits", loss: Any = None, codes: int = 0) -> Backend:
+    """The backend for an operation on this tensor, with this loss where it has one, on a layer with so many codes."""
     forced = forced_name()
     if forced != "auto":
-        return _forced_backend(forced, x, operation, loss)
+        return _forced_backend(forced, x, operation, loss, codes)
     for name in _AUTO.get(x.device.type, ()):
-        if _unavailable(name) is None and _BACKENDS[name].refuses(operation, loss) is None:
+        if _unavailable(name) is None and _refusal(_BACKENDS[name], operation, loss, codes) is None:
             return _BACKENDS[name]
     if x.device.type == "cpu" and (reason := _unavailable("cpu")) is not None:
         missing_kernels.warn_once(reason)
     return _BACKENDS["torch"]
 
 
-def _forced_backend(name: str, x: Tensor, operation: Operation, loss: Any) -> Backend:
+def _refusal(backend: Backend, operation: Operation, loss: Any, codes: int) -> str | None:
+    return (backend.refuses_codes() if codes else None) or backend.refuses(operation, loss)
+
+
+def _forced_backend(name: str, x: Tensor, operation: Operation, loss: Any, codes: int) -> Backend:
     chosen = _BACKENDS[name]
-    reason, devices = chosen.refuses(operation, loss), chosen.devices()
+    reason, devices = _refusal(chosen, operation, loss, codes), chosen.devices()
     if devices is not None and x.device.type not in devices:
         reason = f"it takes {' or '.join(devices)} tensors and the input is on {x.device}; move it, or use 'torch'"
     if reason is not None:

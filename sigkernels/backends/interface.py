@@ -125,6 +125,10 @@ class Backend(abc.ABC):
     def lml(self) -> LMLSteps:
         """The steps of the LML projection."""
 
+    def refuses_codes(self) -> str | None:
+        """``None``, or one sentence: why it does not take layers with codes."""
+        return f"the {self.name} backend has no kernel for codes; use 'torch' or 'auto'"
+
     def refuses_loss(self, loss: ElementwiseLoss | ColumnLoss | None) -> str | None:
         """``None``, or one sentence, for backends that have kernels for the losses of this package alone."""
         if loss is None or loss.kernel_params() is not None:

@@ -24,6 +24,9 @@ class TorchBackend(Backend):
     def refuses(self, operation: Operation, loss: object = None) -> str | None:
         return None
 
+    def refuses_codes(self) -> str | None:
+        return None
+
     def fused_loss(self, call: LossCall) -> LossResult:
         return torch_tiled.fused_loss(call)
 

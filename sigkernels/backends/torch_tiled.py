@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..bounded_cache import BoundedCache
+from ..codes import code_adjoint, code_logits
 from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer
@@ -65,8 +66,12 @@ class LabelChunks:
     def __init__(self, x: Tensor, layer: Layer) -> None:
         self.layer = layer
         self.x = x.to(accumulate_dtype(x.dtype))
-        self.dft, self.slack = self.x[:, : layer.dft_columns], self.x[:, layer.dft_columns :]
-        self.size = min(max(_CHUNK_ELEMENTS // max(x.shape[0], 1), _MIN_CHUNK), _MAX_CHUNK, max(layer.num_rows, 1))
+        self.dft, self.slack = self.x[:, : layer.dft_columns], self.x[:, layer.fixed_columns :]
+        self.codes = self.x[:, layer.dft_columns : layer.fixed_columns]
+        size = min(max(_CHUNK_ELEMENTS // max(x.shape[0], 1), _MIN_CHUNK), _MAX_CHUNK)
+        if layer.codes:  # whole blocks of codes
+            size = max(size // layer.codes, 1) * layer.codes
+        self.size = min(size, max(layer.num_rows, 1))
         if layer.k >= 0:
             self.u, self.v, self.cos, self.sin = _plan_tensors(layer, self.size, self.x.dtype, self.x.device)
 
@@ -86,6 +91,8 @@ class LabelChunks:
             z = self.slack @ weight.T
             if layer.k >= 0:
                 z.addmm_(self.coefficients(index), self.u[: stop - start].T)
+            if layer.codes:
+                z += code_logits(self.codes, layer.label_start + start, layer.label_start + stop)
             if layer.bias is not None:
                 z += layer.bias[start:stop].to(z.dtype)
             yield Chunk(start, stop, weight, z)
@@ -204,10 +211,12 @@ class ChunkTargets:
 
 def add_grad_x(grad_x: Tensor, g: Tensor, walk: LabelChunks, index: int, weight: Tensor) -> None:
     """Adds ``g W_chunk`` for the chunk ``index``."""
-    columns = walk.layer.dft_columns
-    grad_x[:, columns:].addmm_(g, weight)
+    columns, fixed = walk.layer.dft_columns, walk.layer.fixed_columns
+    grad_x[:, fixed:].addmm_(g, weight)
     if columns:
         grad_x[:, :columns] += walk.coefficients_adjoint(index, g @ walk.u[: g.shape[1]])
+    if walk.layer.codes:
+        grad_x[:, columns:fixed] += code_adjoint(g, walk.layer.codes, walk.layer.label_start + index * walk.size)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

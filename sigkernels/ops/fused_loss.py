@@ -44,11 +44,11 @@ class Spec(NamedTuple):
     def of(cls, x: Tensor, loss: Loss, meta: LayerMeta, reduction: str) -> Spec:
         """With the backend for this tensor and this loss."""
         if isinstance(loss, ElementwiseLoss):
-            backend = backends.select(x, "fused_loss", loss)
+            backend = backends.select(x, "fused_loss", loss, meta.codes)
         elif isinstance(loss, ColumnLoss):
-            backend = backends.select(x, "column_loss", loss)
+            backend = backends.select(x, "column_loss", loss, meta.codes)
         else:
-            backend = backends.select(x, "logits")
+            backend = backends.select(x, "logits", codes=meta.codes)
         return cls(backend, loss, meta, reduction)
 
     def scale(self, batch: int) -> float:
@@ -105,7 +105,7 @@ def _row_pass(
     out = gradient_dtype(x.dtype)
     return rows, [
         spec.backend.logits_adjoint(z, layer).to(out) if needs[0] else None,
-        (z.T @ x[:, layer.dft_columns :].to(real)).to(out) if needs[1] else None,
+        (z.T @ x[:, layer.fixed_columns :].to(real)).to(out) if needs[1] else None,
         z.sum(0).to(out) if needs[2] else None,
         None,
         None,

@@ -1,4 +1,4 @@
-"""Logits ``z = [W_dft | weight] x + bias``, ``[B, m]``, for those who want all of them.
+"""Logits ``z = [W_dft | C | weight] x + bias``, ``[B, m]``, for those who want all of them.
 
 grad_x = g W,   grad_weight = gᵀ x_s,   grad_bias = Σ_b g_b
 
@@ -33,7 +33,8 @@ def logits_adjoint(g: Tensor, weight: Tensor, meta: LayerMeta) -> Tensor:
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int]) -> Tensor:
-    return backends.select(x, "logits").logits(x, Layer(weight, bias, LayerMeta(*meta)))
+    layer = Layer(weight, bias, LayerMeta(*meta))
+    return backends.select(x, "logits", codes=layer.codes).logits(x, layer)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -45,20 +46,21 @@ def _backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
     x, weight, bias = ctx.saved_tensors
     meta = LayerMeta(*ctx.meta)
     grad_x = logits_adjoint(g, weight, meta) if ctx.needs_input_grad[0] else None
-    grad_weight = g.T @ x[:, meta.dft_columns :] if ctx.needs_input_grad[1] else None
+    grad_weight = g.T @ x[:, meta.fixed_columns :] if ctx.needs_input_grad[1] else None
     grad_bias = g.sum(0) if bias is not None and ctx.needs_input_grad[2] else None
     return grad_x, grad_weight, grad_bias, None
 
 
 def _adjoint(g: Tensor, weight: Tensor, meta: Sequence[int]) -> Tensor:
-    return backends.select(g, "logits_adjoint").logits_adjoint(g, Layer(weight, None, LayerMeta(*meta)))
+    layer = Layer(weight, None, LayerMeta(*meta))
+    return backends.select(g, "logits_adjoint", codes=layer.codes).logits_adjoint(g, layer)
 
 
 def _adjoint_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
     g, weight = ctx.saved_tensors
     meta = LayerMeta(*ctx.meta)
     grad_g = logits(gg, Layer(weight, None, meta)) if ctx.needs_input_grad[0] else None
-    grad_weight = g.T @ gg[:, meta.dft_columns :] if ctx.needs_input_grad[1] else None
+    grad_weight = g.T @ gg[:, meta.fixed_columns :] if ctx.needs_input_grad[1] else None
     return grad_g, grad_weight, None
 
 
@@ -119,7 +121,7 @@ def logits_adjoint_operator(g: Tensor, weight: Tensor, meta: Sequence[int]) -> T
 
 @logits_adjoint_operator.register_fake
 def _(g, weight, meta):
-    return g.new_empty(g.shape[0], weight.shape[1] + LayerMeta(*meta).dft_columns)
+    return g.new_empty(g.shape[0], weight.shape[1] + LayerMeta(*meta).fixed_columns)
 
 
 logits_adjoint_operator.register_autograd(_adjoint_backward, setup_context=_setup_context)

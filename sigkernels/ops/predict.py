@@ -23,7 +23,8 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
 def predict_operator(
     x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], threshold: float
 ) -> tuple[Tensor, Tensor]:
-    sets = backends.select(x, "predict").predict(x, Layer(weight, bias, LayerMeta(*meta)), threshold)
+    layer = Layer(weight, bias, LayerMeta(*meta))
+    sets = backends.select(x, "predict", codes=layer.codes).predict(x, layer, threshold)
     return sets.indices, sets.offsets
 
 

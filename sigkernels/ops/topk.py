@@ -9,10 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import backends
+from ..codes import code_rows
 from ..layer import Layer, LayerMeta
 from ..operator_dispatch import by_operator
 
@@ -25,7 +27,8 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
 
 
 def _topk(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], m: int) -> tuple[Tensor, Tensor]:
-    return backends.select(x, "topk").topk(x, Layer(weight, bias, LayerMeta(*meta)), m)
+    layer = Layer(weight, bias, LayerMeta(*meta))
+    return backends.select(x, "topk", codes=layer.codes).topk(x, layer, m)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -60,12 +63,15 @@ class TopK(torch.autograd.Function):
 
 def _grads(g: Tensor, x: Tensor, layer: Layer, labels: Tensor, needs: Any) -> tuple[Tensor | None, ...]:
     rows = labels - layer.label_start  # [B, m]
-    slack = x[:, layer.dft_columns :]
+    slack = x[:, layer.fixed_columns :]
     grad_x = grad_weight = grad_bias = None
     if needs[0]:
-        grad_x = torch.einsum("bm,bms->bs", g, layer.weight[rows])
+        parts = [torch.einsum("bm,bms->bs", g, layer.weight[rows])]
+        if layer.codes:
+            parts.insert(0, torch.einsum("bm,bmc->bc", g, rows_of_codes(labels, layer.codes).to(g.dtype)))
         if layer.k >= 0:
-            grad_x = torch.cat([_dft_adjoint(g, labels, layer), grad_x], 1)
+            parts.insert(0, _dft_adjoint(g, labels, layer))
+        grad_x = torch.cat(parts, 1)
     if needs[1]:
         outer = g[:, :, None] * slack[:, None, :]  # [B, m, s]
         grad_weight = torch.zeros_like(layer.weight).index_add(0, rows.flatten(), outer.flatten(0, 1))
@@ -85,6 +91,18 @@ def _dft_adjoint(g: Tensor, labels: Tensor, layer: Layer) -> Tensor:
     )
     constant = wide.sum(1, keepdim=True) / math.sqrt(n)
     return torch.cat([constant, pairs.flatten(1) * math.sqrt(2 / n)], 1).to(g.dtype)
+
+
+@torch.library.custom_op("sigkernels::rows_of_codes", mutates_args=())
+def rows_of_codes(labels: Tensor, codes: int) -> Tensor:
+    """The rows of the codes for ``labels […]``, ``[…, c]`` float32: exact. An operator, as numpy cannot be traced."""
+    rows = code_rows(codes, labels.detach().cpu().numpy().ravel()).astype(np.float32)
+    return torch.from_numpy(rows).to(labels.device).reshape(*labels.shape, codes)
+
+
+@rows_of_codes.register_fake
+def _(labels, codes):
+    return labels.new_empty(*labels.shape, codes, dtype=torch.float32)
 
 
 @torch.library.custom_op("sigkernels::topk", mutates_args=())
