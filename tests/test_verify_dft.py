@@ -231,3 +231,15 @@ def test_without_a_bias_answers_do_not_depend_on_the_size_of_the_box(box):
     assert all(v == "ARGMAXABLE" for v in usual.verdicts) and list(other.verdicts) == list(usual.verdicts)
     assert other.radius_lo.astype(float) / box == pytest.approx(usual.radius_lo.astype(float) / 1e4, rel=3e-6)
     assert np.all(other.radius_hi - other.radius_lo <= 1e-6 * other.radius_hi)
+
+
+def test_wide_and_thin_sets_of_a_large_head():
+    rng = np.random.default_rng(0)
+    sets = [np.sort(rng.choice(10_000, size, replace=False)) for size in (2, 8, 10, 12, 20, 20)]
+    torch.manual_seed(0)
+    report = verify(sk.DFTHead(73, 10_000, 20, 32), sets)
+    assert [str(v) for v in report.verdicts] == ["ARGMAXABLE"] * 4 + ["THIN"] * 2
+    assert report.stage[3] == "newton" and report.check()
+    summary = report.summary()
+    assert f"radius of the argmaxable sets: at least {report.radius_lo[:4].min():.3g}" in summary
+    assert f"radius of the thin sets: at least {report.radius_lo[4:].min():.3g}" in summary

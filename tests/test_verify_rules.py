@@ -169,3 +169,30 @@ def test_a_bias_alone_replaces_that_of_the_report(tmp_path):
 def test_bad_rules(options, error, message):
     with pytest.raises(error, match=message):
         verify(np.eye(3), [[0], [1, 2]], **options)
+
+
+def test_an_estimator_is_verified_by_the_rule_it_predicts_by():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((60, 5)).astype(np.float32)
+    Y = sk.LabelSets.from_lists([np.flatnonzero(rng.random(8) < 0.3).tolist() for _ in range(60)], 8)
+    many = sk.MultiLabelClassifier(head="linear", hidden=3, epochs=2, threshold=0.3, random_state=0).fit(X, Y)
+    report = verify(many, many.predict_sets(X))
+    assert report.question.rule.threshold == 0.3 and report.counts()["ARGMAXABLE"] == 60
+    assert report.check(many)
+    assert verify(many, Y, threshold=0.5).question.rule.threshold == 0.5
+    one = sk.MultiLabelClassifier(head="linear", hidden=3, epochs=2, random_state=0).fit(X, rng.integers(0, 4, 60))
+    assert verify(one, [[i] for i in range(4)]).question.rule.name == "argmax"
+    with pytest.raises(ValueError, match="not fitted"):
+        verify(sk.MultiLabelClassifier(), [[0]])
+
+
+def test_a_linear_classifier_of_scikit_learn():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((80, 3)), rng.integers(0, 5, 80)
+    model = linear_model.LogisticRegression().fit(X, y)
+    report = verify(model, [[i] for i in range(5)], rule="argmax")
+    truth = [is_top(model.coef_, [i], model.intercept_) for i in range(5)]
+    assert decided(report) == truth
+    for i in np.flatnonzero(truth):
+        assert model.predict(report.witness(i)[None, :])[0] == i

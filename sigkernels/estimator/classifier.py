@@ -324,6 +324,12 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         best = [self.head_.topk(hidden, 1)[1][:, 0].cpu() for hidden in self._hidden(X)]
         return self.classes_[torch.cat(best).numpy()]
 
+    @property
+    def predicts_one_class(self) -> bool:
+        """Whether ``predict`` gives the class with the highest logit, rather than labels above the threshold."""
+        self._require_fit()
+        return self._coder.kind == "classes" and not self._coder.binary
+
     def predict_sets(self, X: Any) -> LabelSets:
         """The labels of the head with a probability above ``threshold``, by their number in ``classes_``.
 

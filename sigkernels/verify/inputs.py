@@ -10,6 +10,7 @@ from numpy import ndarray
 
 from ..codes import check_codes
 from ..dft import check_dft
+from ..estimator import MultiLabelClassifier
 from ..heads import DFTHead, Head
 from ..validation import check_number, is_distributed
 from .question import Question
@@ -65,6 +66,7 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: Decisi
     """The question that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
     notes = []
     k, codes = -1, 0
+    classifier, bias = _layer_of(classifier, bias)
     if isinstance(classifier, (Head, torch.nn.Linear)):
         own = getattr(classifier, "bias", None)
         if own is not None and bias is not None:
@@ -97,6 +99,28 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: Decisi
     elif np.any(rule.logit()):
         notes.append("the threshold's logit is part of the bias, rounded to float64")
     return question, notes
+
+
+def _layer_of(classifier: Any, bias: Any) -> tuple[Any, Any]:
+    """The output layer of a fitted estimator: our own, or a linear one of scikit-learn; anything else as it is."""
+    if isinstance(classifier, MultiLabelClassifier):
+        if not hasattr(classifier, "head_"):
+            raise ValueError("head_or_matrix is a MultiLabelClassifier that has no weights yet: call fit first")
+        return classifier.head_, bias
+    if hasattr(classifier, "coef_") and hasattr(classifier, "intercept_"):
+        if bias is not None:
+            raise ValueError("bias was given, but the estimator has an intercept_ of its own: leave bias=None")
+        return np.atleast_2d(np.asarray(classifier.coef_)), np.ravel(classifier.intercept_)
+    return classifier, bias
+
+
+def rule_of(classifier: Any, rule: Any, threshold: Any) -> DecisionRule:
+    """The rule that was asked for; where nothing was, that by which the classifier itself predicts."""
+    if isinstance(classifier, MultiLabelClassifier) and rule is None and threshold is None:
+        if classifier.predicts_one_class:
+            return DecisionRule.of("argmax", None)
+        threshold = classifier.threshold
+    return DecisionRule.of("threshold" if rule is None else rule, threshold)
 
 
 def checked_question(

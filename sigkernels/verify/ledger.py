@@ -97,7 +97,7 @@ class Ledger:
                 certificate = Certificate("witness", witness=found.witness[row].copy())
                 self._keep(int(found.witness_of[row]), certificate, _down(float(lo[row])), math.inf, True)
         for i, (support, multipliers) in zip(found.multipliers_of, found.multipliers, strict=True):
-            if len(support):
+            if len(support) and not self.yes[i]:
                 self.offer(i, Certificate("gordan", support=support, multipliers=multipliers))
 
     def _keep(self, i: int, certificate: Certificate, lo: float, hi: float, argmaxable: bool | None) -> None:

@@ -24,6 +24,8 @@ MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in clos
 MAX_ROUNDS = 8
 WIDE = 40  # from this width on sets are solved one at a time: the rows of one stay in the cache
 WIDE_ON_DEVICE = 90  # … and on a GPU, where a small matrix product costs as much as starting it
+SAMPLED = 8  # rows per feature, of a sample in which a wide region must exist
+NEIGHBOURS = 8  # of an active label on either side, in that sample
 LANES = 64  # sets that are priced together, at most
 LARGEST = 8_000_000  # entries of any array of one chunk: 64 MB
 LEVEL = 1e-2  # of the slope at its start: where a line search ends
@@ -221,19 +223,54 @@ def motzkin(cone: Cone, sets: ActiveSets, which: np.ndarray, steps: int = 30) ->
             x = x + (sign * (aim - low))[:, None] * rows
 
 
-def newton_on_all_rows(cone: Cone, sets: ActiveSets, which: np.ndarray) -> Iterator[Found]:
+def newton_on_all_rows(
+    cone: Cone, sets: ActiveSets, which: np.ndarray, argmaxable: np.ndarray | None = None
+) -> Iterator[Found]:
     """The same on all rows, for matrices whose neighbouring rows are nearly equal (a DFT).
 
-    There a few working rows say nothing about their neighbours.
+    There a few working rows say nothing about their neighbours. Where a set is known to be ``argmaxable`` [m] only a wide
+    region is worth the search: one that is not there on a sample of the rows is not there on all of them, either.
     """
     xp = cone.xp
     for i in which.tolist():
         actives = cone.actives(sets, np.array([i]))
-        y = cone.signs(actives)
-        x = weighted_ridge(cone, actives)
-        hinge = hinge_newton_one(xp, cone.rows, y[0, :], x[0, :], enough=1.0, steps=MAX_STEPS_DFT)
+        y, x = cone.signs(actives)[0, :], weighted_ridge(cone, actives)[0, :]
+        if argmaxable is not None and argmaxable[i]:
+            x = _on_a_sample(cone, actives[0], y, x)
+            if x is None:
+                continue
+        hinge = hinge_newton_one(xp, cone.rows, y, x, enough=1.0, steps=MAX_STEPS_DFT)
         yes = to_numpy(hinge.feasible)
         yield _collect(cone, np.array([i]), xp.arange(cone.size)[None, :], hinge, yes, ~yes)
+
+
+def _on_a_sample(cone: Cone, active: np.ndarray, y: Array, x: Array) -> Array | None:
+    """Where all rows may go on from [D]: a point that satisfies a growing sample of them; None where there is none."""
+    xp = cone.xp
+    count = SAMPLED * cone.width
+    sample = _around(active, cone.size, count)
+    for turn in range(3 * MAX_ROUNDS):
+        if 3 * len(sample) > cone.size:
+            break
+        at = xp.asarray(sample)
+        steps = MAX_STEPS if turn else MAX_STEPS_DFT  # what was possible once is worth more
+        part = hinge_newton_one(xp, xp.take(cone.rows, at, axis=0), xp.take(y, at), x, enough=1.0, steps=steps)
+        if not bool(part.feasible[0]):
+            return None
+        x = part.x[0, :]
+        margins = to_numpy(y * xp.matmul(cone.rows, x))
+        violated = np.flatnonzero(margins <= 0)
+        if not violated.size:
+            break
+        worst = violated[np.argsort(margins[violated], kind="stable")[:count]]
+        sample = np.unique(np.concatenate([sample, worst]))
+    return x
+
+
+def _around(active: np.ndarray, size: int, count: int) -> np.ndarray:
+    """About ``count`` of the rows 0 … size-1: the active ones and their neighbours, the rest from everywhere."""
+    near = (active[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)[None, :]) % size
+    return np.unique(np.concatenate([near.ravel(), np.arange(0, size, max(1, size // count)), [size - 1]]))
 
 
 def newton(cone: Cone, sets: ActiveSets, which: np.ndarray) -> Iterator[Found]:

@@ -17,13 +17,12 @@ from . import lp, solver_stages
 from .arrays import namespace
 from .certificate import Certificate
 from .cone import Cone, Found
-from .inputs import as_question
+from .inputs import as_question, rule_of
 from .ledger import Ledger
 from .newton import motzkin, newton, newton_on_all_rows
 from .progress import Progress
 from .question import Question, active_labels, distinct_sets
 from .report import Report, StageReport
-from .rules import DecisionRule
 from .threads import one_blas_thread
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
 
@@ -47,7 +46,7 @@ def verify(
     executor: Executor | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
     *,
-    rule: str = "threshold",
+    rule: str | None = None,
     threshold: Any = None,
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
@@ -56,7 +55,8 @@ def verify(
     of the largest ball of such inputs within ``|x_j| ≤ box``.
 
     Args:
-        head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, or a matrix W ``[n, d]`` (numpy or torch).
+        head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, a matrix W ``[n, d]`` (numpy or torch), or a
+            fitted ``MultiLabelClassifier`` or linear classifier of scikit-learn.
         label_sets: ``LabelSets``, a list of lists, a dense 0/1 matrix ``[m, n]`` or a sparse one.
         bias: ``[n]``, added to the logits of a matrix.
         tol: the radius from which a set counts as ``ARGMAXABLE`` rather than ``THIN``.
@@ -67,10 +67,10 @@ def verify(
         executor: a ``concurrent.futures.Executor`` for the linear programs and the exact stage.
         progress: True or False for a progress bar or none, None for one on a terminal when it takes long, or a
             function that is called with (sets decided, sets in all).
-        rule: which labels are predicted: ``"threshold"``, those with a probability above the threshold; ``"topk"``, as
-            many as the set has, with the highest logits; ``"argmax"``, the one with the highest logit.
+        rule: which labels are predicted: ``"threshold"`` (the default), those with a probability above the threshold;
+            ``"topk"``, as many as the set has, with the highest logits; ``"argmax"``, the one with the highest logit.
         threshold: for ``rule="threshold"``: a probability (0.5 unless given), one for each label ``[n]``, or
-            ``"free"``: chosen for each input, as one more feature.
+            ``"free"``: chosen for each input, as one more feature. An estimator's rule and threshold are its own.
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
@@ -80,7 +80,7 @@ def verify(
     if not isinstance(device, str):
         device = str(device)
     xp = namespace(device)
-    question, notes = as_question(head_or_matrix, bias, tol, box, DecisionRule.of(rule, threshold))
+    question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold))
     if not question.is_dense:
         notes.append(
             f"W would have {question.n * question.d:,} entries and is not formed: only closed forms were tried, "
@@ -141,7 +141,7 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
         def run(ledger: Ledger, which: np.ndarray) -> None:
             # A screen may fail on numbers it cannot handle: what it leaves open goes to the next stage.
             with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
-                for found in find(unit_rows(single), ledger.sets, which):
+                for found in find(unit_rows(single), ledger, which):
                     ledger.offer_found(found)
 
         return run
@@ -153,8 +153,13 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
     if not question.is_dense:
         return
     if question.k < 0 and question.d >= MOTZKIN_WIDTH:
-        yield _Stage("motzkin", screen(motzkin, single))
-    search = newton if question.k < 0 or question.codes else newton_on_all_rows
+        yield _Stage("motzkin", screen(lambda cone, ledger, which: motzkin(cone, ledger.sets, which), single))
+
+    def search(cone: Cone, ledger: Ledger, which: np.ndarray) -> Iterable[Found]:
+        if question.k < 0 or question.codes:
+            return newton(cone, ledger.sets, which)
+        return newton_on_all_rows(cone, ledger.sets, which, ledger.yes)
+
     if single:
         yield _Stage("newton float32", screen(search, single=True))
     yield _Stage("newton", screen(search))

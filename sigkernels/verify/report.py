@@ -217,10 +217,11 @@ class Report:
         for name, count in self.counts().items():
             if count:
                 lines.append(f"  {name:<13} {count:>8}  {100 * count / total:6.2f}%")
+        for verdict, name in ((Verdict.ARGMAXABLE, "argmaxable"), (Verdict.THIN, "thin")):
+            low = self.radius_lo[np.array([v == verdict for v in self.verdicts], dtype=bool)]
+            if low.size:
+                lines.append(f"  radius of the {name} sets: at least {low.min():.3g} (median {np.median(low):.3g})")
         yes = np.array([v in (Verdict.ARGMAXABLE, Verdict.THIN) for v in self.verdicts], dtype=bool)
-        if yes.any():
-            low = self.radius_lo[yes]
-            lines.append(f"  radius of the argmaxable sets: at least {low.min():.3g} (median {np.median(low):.3g})")
         if yes.any() and any(s.name == "radius" for s in self.stages):
             gap = (self.radius_hi[yes] - self.radius_lo[yes]) / self.radius_hi[yes]
             left = int(np.sum(gap > CLOSED))

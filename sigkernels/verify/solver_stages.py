@@ -94,8 +94,10 @@ def _corner(slope: ndarray, tight: int, box: float) -> ndarray:
 
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     """Offer the largest balls that the interior-point method finds, each sharpened to the vertex it is close to."""
+    if not len(which):
+        return
     mine = _Rows.of(ledger)
-    if not len(which) or not len(mine.labels):
+    if not len(mine.labels):
         return
     items = mine.items(ledger, which)
     whole = ledger.question.k >= 0 and not ledger.question.codes and ledger.question.d >= WHOLE_WIDTH
@@ -116,8 +118,10 @@ def _solve_programs(rows: ndarray, offset: ndarray | None, box: float, items: li
 
 def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
     """Offer the point and the multipliers of the Chebyshev program of each set."""
+    if not len(which):
+        return
     mine = _Rows.of(ledger)
-    if not len(which) or not len(mine.labels):
+    if not len(mine.labels):
         return
     shared = (mine.rows, mine.offset, ledger.question.box)
     for i, answers in _spread(executor, _solve_programs, shared, mine.items(ledger, which)):
