@@ -55,6 +55,14 @@ def check_number(name: str, value: Any, remedy: str = "give a Python number") ->
     return value
 
 
+def check_tau(tau: float) -> float:
+    """Checks that the temperature is not below what float64 can tell from 0, and returns it."""
+    tau = float(check_number("tau", tau))
+    if tau < 1e-6:
+        raise ValueError(f"tau must be at least 1e-6, got {tau}; the published value is 1.0")
+    return tau
+
+
 def check_memory(name: str, tensor: Tensor) -> None:
     """Refuses tensors whose numbers do not lie in one dense array of this process."""
     if tensor.layout is not torch.strided:

@@ -12,6 +12,7 @@ from cases import random_sets
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sigkernels as sk
 from sigkernels.functional import smooth_topk_svm
 from sigkernels.ops.smooth_topk_svm import _svm
 
@@ -149,6 +150,33 @@ def test_rows_are_worked_on_in_parts(monkeypatch):
     assert torch.equal(torch.autograd.grad(smooth_topk_svm(z, sets, 4), z)[0], whole)
 
 
+def test_on_a_head(device):
+    head = sk.LinearHead(20, 50, dtype=torch.float64).to(device)
+    h = torch.randn(6, 20, dtype=torch.float64, device=device)
+    sets = random_sets(6, 50).to(device)
+    for reduction in ("mean", "none"):
+        up = torch.rand(6 if reduction == "none" else (), dtype=torch.float64, device=device)
+        grads = []
+        for loss in (
+            head.loss(h, sets, sk.SmoothTopKSVM(3, tau=0.5), reduction),
+            smooth_topk_svm(head(h), sets, 3, 0.5, reduction),
+        ):
+            head.zero_grad()
+            loss.backward(up)
+            grads.append([p.grad.clone() for p in head.parameters()])
+        assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*grads, strict=True))
+
+
+def test_the_loss_in_a_compiled_function():
+    head, h, dense = sk.LinearHead(20, 50), torch.randn(6, 20), (torch.rand(6, 50) < 0.1).float()
+
+    def step(h):
+        return head.loss(h, dense, sk.SmoothTopKSVM(3, tau=0.5))
+
+    assert torch.allclose(torch.compile(step, fullgraph=True, backend="aot_eager")(h), step(h))
+    assert sk.SmoothTopKSVM(3) == sk.SmoothTopKSVM(3, 1.0) != sk.SmoothTopKSVM(3, 2.0)
+
+
 def test_compiles_whole_and_is_registered_soundly():
     z, dense = torch.randn(3, 20, requires_grad=True), (torch.rand(3, 20) < 0.2).float()
 
@@ -169,6 +197,8 @@ def test_compiles_whole_and_is_registered_soundly():
         (lambda: smooth_topk_svm(torch.randn(1, 4), [[0]], 5), ValueError, "k = 5"),
         (lambda: smooth_topk_svm(torch.randn(1, 4), [[0]], 2, 0.0), ValueError, "tau must be at least 1e-6, got 0"),
         (lambda: smooth_topk_svm(torch.randn(1, 4), [[0]], 2, "1"), TypeError, "tau must be a number"),
+        (lambda: sk.SmoothTopKSVM(0), ValueError, "k must be at least 1"),
+        (lambda: sk.SmoothTopKSVM(3, tau=-1), ValueError, "tau must be at least 1e-6, got -1"),
         (lambda: smooth_topk_svm(torch.ones(1, 4, dtype=torch.int64), [[0]], 2), TypeError, "floating point"),
     ],
 )

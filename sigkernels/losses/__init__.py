@@ -4,9 +4,9 @@ import torch
 
 from .base import ColumnLoss, ElementwiseLoss, Loss, Reduction, RowLoss
 from .confusion import Average, ConfusionLoss, Metric, SigmoidF1, UnboundedF1
-from .elementwise import BCE, Asymmetric, Focal
+from .elementwise import BCE, Asymmetric, Focal, Poly1BCE
 from .kernel_params import ConfusionParams, ElementwiseParams
-from .row import LMLNLL, RankedRowLoss, TruncatedTopKEntropy
+from .row import LMLNLL, RankedRowLoss, SmoothTopKSVM, TruncatedTopKEntropy
 
 __all__ = [
     "BCE",
@@ -21,13 +21,17 @@ __all__ = [
     "Focal",
     "Loss",
     "Metric",
+    "Poly1BCE",
     "RankedRowLoss",
     "Reduction",
     "RowLoss",
     "SigmoidF1",
+    "SmoothTopKSVM",
     "TruncatedTopKEntropy",
     "UnboundedF1",
 ]
 
 # So that checkpoints whose hyperparameters hold a loss load with torch.load's default, weights_only=True.
-torch.serialization.add_safe_globals([BCE, Asymmetric, Focal, SigmoidF1, UnboundedF1, LMLNLL, TruncatedTopKEntropy])
+torch.serialization.add_safe_globals(
+    [BCE, Asymmetric, Focal, Poly1BCE, SigmoidF1, UnboundedF1, LMLNLL, SmoothTopKSVM, TruncatedTopKEntropy]
+)

@@ -73,6 +73,43 @@ class BCE(ElementwiseLoss):
         return f, torch.sigmoid(z).mul_(down).addcmul_(up, (-z).sigmoid_(), value=-1)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Poly1BCE(ElementwiseLoss):
+    """Binary cross-entropy with another first coefficient of its polynomial, ``BCE + ε₁(1-p_t)`` (PolyLoss, Leng et al. 2022).
+
+    Args:
+        epsilon: ε₁ ≥ -1, added to the first coefficient, which is 1; 0 gives BCE.
+        weight: a number or ``[n]``, a factor for each label.
+        pos_weight: a number or ``[n]``, a factor for the positive part of each label.
+    """
+
+    epsilon: float = 1.0
+    weight: float | Tensor | None = None
+    pos_weight: float | Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._take_numbers("epsilon")
+        if self.epsilon < -1.0:
+            raise ValueError(f"epsilon must be at least -1, got {self.epsilon}; below that the loss rewards mistakes")
+
+    def _shares(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors of 1 - p and of p."""
+        up, down = y if self.pos_weight is None else y * self.pos_weight, 1 - y
+        return (up, down) if self.weight is None else (up * self.weight, down * self.weight)
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        up, down = self._shares(y)
+        first = up * torch.sigmoid(-z) + down * torch.sigmoid(z)
+        return BCE(self.weight, self.pos_weight).value(z, y) + self.epsilon * first
+
+    def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        up, down = self._shares(y)
+        p, q = torch.sigmoid(z), torch.sigmoid(-z)
+        f, g = BCE(self.weight, self.pos_weight).value_and_grad(z, y)
+        return f + self.epsilon * (up * q + down * p), g + self.epsilon * (down - up) * p * q
+
+
 class _TwoSided(ElementwiseLoss):
     """A loss given by its positive and its negative side."""
 

@@ -8,7 +8,7 @@ import dataclasses
 
 import torch
 
-from ..validation import check_int
+from ..validation import check_int, check_tau
 from .base import RowLoss
 
 
@@ -27,7 +27,7 @@ class RankedRowLoss(RowLoss):
     @property
     def fused(self) -> bool:
         """Whether the fused pass knows this loss: one of this module's own classes, not a subclass."""
-        return type(self) in (LMLNLL, TruncatedTopKEntropy)
+        return type(self) in (LMLNLL, SmoothTopKSVM, TruncatedTopKEntropy)
 
     def incomplete(self) -> str | None:
         return None if self.fused else super().incomplete()
@@ -53,3 +53,20 @@ class TruncatedTopKEntropy(RankedRowLoss):
     """
 
     k: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SmoothTopKSVM(RankedRowLoss):
+    """The smooth top-k SVM loss (Berrada, Zisserman, Kumar 2018), ``functional.smooth_topk_svm``.
+
+    Args:
+        k: among how many of the highest logits a label of the set should be.
+        tau: the temperature, at least 1e-6.
+    """
+
+    k: int
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "tau", check_tau(self.tau))

@@ -20,10 +20,11 @@ from torch import Tensor
 from .. import backends
 from ..backends.interface import Backend, LossCall, LossResult, accumulate_dtype, gradient_dtype, sum_dtype
 from ..layer import Layer, LayerMeta
-from ..losses import LMLNLL, ColumnLoss, ElementwiseLoss, Loss, RankedRowLoss
+from ..losses import LMLNLL, ColumnLoss, ElementwiseLoss, Loss, RankedRowLoss, SmoothTopKSVM
 from .double_backward import refuse_double_backward
 from .lml import nll_rows_and_grad_
-from .row_loss import entries, reduce_rows
+from .row_loss import Entries, entries, reduce_rows
+from .smooth_topk_svm import svm_rows_and_grad_
 from .targets import from_target_tensors
 from .truncated_topk_entropy import entropy_rows_and_grad_
 
@@ -96,12 +97,11 @@ def _row_pass(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The rows' losses and the gradients: all that a single ``[B, n]`` array serves for."""
     loss, real = cast(RankedRowLoss, spec.loss), accumulate_dtype(x.dtype)
-    rows_and_grad_ = nll_rows_and_grad_ if type(loss) is LMLNLL else entropy_rows_and_grad_
     z = spec.backend.logits(x, layer).to(real)
     if not any(needs):
-        return rows_and_grad_(z, entries(*targets), loss.k, None), [None] * LEARNED
+        return _rows_and_grad_(loss, z, entries(*targets), None), [None] * LEARNED
     row_scale = scale if isinstance(scale, Tensor) else x.new_full((x.shape[0],), scale, dtype=real)
-    rows = rows_and_grad_(z, entries(*targets), loss.k, row_scale)
+    rows = _rows_and_grad_(loss, z, entries(*targets), row_scale)
     out = gradient_dtype(x.dtype)
     return rows, [
         spec.backend.logits_adjoint(z, layer).to(out) if needs[0] else None,
@@ -110,6 +110,15 @@ def _row_pass(
         None,
         None,
     ]
+
+
+def _rows_and_grad_(loss: RankedRowLoss, z: Tensor, at: Entries, row_scale: Tensor | None) -> Tensor:
+    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
+    if isinstance(loss, SmoothTopKSVM):
+        return svm_rows_and_grad_(z, at, loss.k, loss.tau, row_scale)
+    if isinstance(loss, LMLNLL):
+        return nll_rows_and_grad_(z, at, loss.k, row_scale)
+    return entropy_rows_and_grad_(z, at, loss.k, row_scale)
 
 
 # -- one context and one backward for the eager Function and for the operator --------------------------------------

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backends.interface import accumulate_dtype, sum_dtype
-from ..validation import check_number, check_reduction
+from ..validation import check_reduction, check_tau
 from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
 
 BISECTIONS = 10  # of ν: far better than the mean of N needs
@@ -203,11 +203,3 @@ def smooth_topk_svm(z: Tensor, targets: Any, k: int, tau: float = 1.0, reduction
     sparse, dense = split_targets(targets, z)
     rows = _svm(z.reshape(-1, n), *sparse, dense, k, tau, None)[0]
     return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))
-
-
-def check_tau(tau: float) -> float:
-    """Checks that the temperature is not below what float64 can tell from 0, and returns it."""
-    tau = float(check_number("tau", tau))
-    if tau < 1e-6:
-        raise ValueError(f"tau must be at least 1e-6, got {tau}; the published value is 1.0")
-    return tau
