@@ -56,9 +56,3 @@ def dft_matrix(
         raise TypeError(f"dtype must be a floating point type such as torch.float32, got {dtype!r}")
     positions = np.arange(start, stop)
     return torch.from_numpy(dft_rows(num_labels, k, positions)).to(dtype=dtype, device=device)
-
-
-def prior_coefficient(num_labels: int, k: int) -> float:
-    """The constant coefficient ``√n · logit(k/n)`` that gives every label the probability k/n."""
-    share = min(max(k, 0.5), num_labels - 0.5) / num_labels  # k = 0 and k = n have no finite logit
-    return math.sqrt(num_labels) * (math.log(share) - math.log1p(-share))

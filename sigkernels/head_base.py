@@ -19,6 +19,7 @@ from . import functional, ops, validation
 from .labels import LabelSets
 from .layer import Layer
 from .losses import BCE, ColumnLoss, Loss, Reduction, RowLoss
+from .prior import Prior
 from .sharding import LabelShard
 from .validation import check_memory, check_number
 
@@ -47,6 +48,14 @@ class Head(nn.Module):
         """The classifier matrix W, ``[n, D]``."""
         raise NotImplementedError
 
+    def label_bias(self) -> Tensor | None:
+        """The bias of every label, ``[n]``, gathered where the head is sharded; None where there is none."""
+        raise NotImplementedError
+
+    def init_prior(self, labels: Prior) -> None:
+        """Starts the labels at their frequencies: from LabelSets, frequencies ``[n]``, or the mean number of active labels."""
+        raise NotImplementedError
+
     def _project(self, h: Tensor) -> Tensor:
         """``features`` without the checks."""
         raise NotImplementedError
@@ -58,6 +67,13 @@ class Head(nn.Module):
     def _label_parameters(self) -> Mapping[str, Tensor]:
         """What has a row for each label, as the verbs use it: pruned, normalised or parametrized."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def _set_label_bias(self, bias: Tensor, log_odds: Tensor | float) -> None:
+        if isinstance(log_odds, float):
+            bias.fill_(log_odds)
+        else:
+            bias.copy_(log_odds if self.shard is None else log_odds[self.shard.start : self.shard.stop])
 
     def sharded_parameters(self) -> list[nn.Parameter]:
         """The parameters of which each rank of a sharded head holds its own labels' rows: all but the projection's."""
@@ -175,12 +191,12 @@ class Head(nn.Module):
 
     def to_linear(self) -> nn.Sequential:
         """A copy as plain ``nn.Linear`` layers with the same logits: it runs where sigkernels is not installed."""
-        bias = getattr(self, "bias", None)
+        bias = self.label_bias()
         weight = self.weight_matrix(next(self.parameters()).dtype)
         last = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta", dtype=weight.dtype)
         last.weight = nn.Parameter(weight)
         if bias is not None:
-            last.bias = nn.Parameter(bias.detach().clone())
+            last.bias = nn.Parameter(bias.clone())
         proj = getattr(self, "proj", None)
         layers = [last] if proj is None else [copy.deepcopy(proj), last]
         return nn.Sequential(*layers).train(self.training)

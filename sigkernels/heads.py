@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from . import validation
-from .dft import check_dft, dft_matrix, prior_coefficient
+from .codes import check_codes, code_matrix
+from .dft import check_dft, dft_matrix
+from .guarantee import BOX, Guarantee, guarantee
 from .head_base import Head, check_shape
 from .layer import Layer, LayerMeta
+from .prior import Prior, log_odds
 from .sharding import LabelShard
 from .validation import check_int, check_memory, check_number
 
@@ -23,19 +27,28 @@ _DRAW_ROWS = 65536  # labels whose slack is drawn at a time
 
 
 class DFTHead(Head):
-    """``z = [W_dft | S] (P h + b)``: every set of up to ``k`` labels can be predicted, provably.
+    """``z = [W_dft | C | S] (P h + b) + c``: every set of up to ``k`` labels can be predicted, provably.
 
-    ``W_dft [n, 2k+1]`` is the truncated DFT: fixed, never stored, exact in float64. ``S [n, slack]`` is learned.
+    ``W_dft [n, 2k+1]`` is the truncated DFT and ``C [n, codes]`` are codes whose rows are nearly orthogonal: both fixed,
+    never stored, exact in float64. ``S [n, slack]`` is learned, and so is the label bias ``c [n]``, if there is one.
+    ``guarantee(r)`` says what is promised for sets of r labels: the DFT covers every set of up to k labels by regions
+    that are thin, codes every set of up to √codes/2 labels by wide ones.
 
     Args:
-        in_features: width of the encoder output.
+        in_features: width of the encoder output; ``2k+1+codes+slack`` or more, or not all features can be reached.
         num_labels: how many labels there are (``n``).
-        k: the most labels that are ever active together; ``2k+1 ≤ n``.
+        k: the most labels that are ever active together; ``2k+1 ≤ n``. 0 leaves the constant column.
         slack: learnable columns beside the DFT.
-        init_prior: start with every label at probability ``k/n`` (see ``init_prior()``).
+        codes: columns of fixed codes: 0 for none, 16, 64, 256, 1024 or 4096. Up to codes²/2 labels the guarantee holds
+            for every set; beyond that the codes of further labels are random signs from a fixed seed, and each set has
+            to be verified by itself (``sk.verify``).
+        bias: learn a bias for each label.
+        prior: where the labels start: the LabelSets of the training examples, a tensor of frequencies ``[n]``, or how
+            many labels are active on average; see ``init_prior``. ``"paper"``, the default, knows none of these and
+            takes k for the number of active labels; ``None`` starts at torch's own initialisation.
         process_group: keep only a range of the labels on each rank of this ``torch.distributed`` group. All ranks
             call every verb with the same batch and get the same results (``check_batches = True`` compares the batches);
-            ``slack_weight`` holds the own labels. Clip gradients with ``sigkernels.clip_grad_norm_``.
+            ``slack_weight`` and ``bias`` hold the own labels. Clip gradients with ``sigkernels.clip_grad_norm_``.
             ``state_dict`` and ``weight_matrix`` gather the whole layer, and a state dict loads on any number of ranks.
     """
 
@@ -46,7 +59,9 @@ class DFTHead(Head):
         k: int,
         slack: int = 0,
         *,
-        init_prior: bool = True,
+        codes: int = 0,
+        bias: bool = False,
+        prior: Prior | Literal["paper"] | None = "paper",
         process_group: Any = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -54,28 +69,35 @@ class DFTHead(Head):
         super().__init__()
         num_labels, k = check_dft(num_labels, k)
         in_features, slack = check_int("in_features", in_features, 1), check_int("slack", slack, 0)
+        codes = check_codes(codes, num_labels)
         validation.check_dtype(dtype)
-        self.in_features, self.num_labels, self.k, self.slack = in_features, num_labels, k, slack
-        width = 2 * k + 1 + slack
-        if in_features < width:
+        self.in_features, self.num_labels = in_features, num_labels
+        self.k, self.slack, self.codes = k, slack, codes
+        if in_features < self.width:
             warnings.warn(
-                f"in_features = {in_features} is less than 2k+1+slack = {width}: the projection cannot reach every "
-                "feature vector, so the guarantee that every set of k labels can be predicted does not hold",
+                f"in_features = {in_features} is less than 2k+1+codes+slack = {self.width}: the projection cannot reach "
+                "every feature vector, so the guarantee that every set of k labels can be predicted does not hold",
                 stacklevel=2,
             )
-        self.proj = nn.Linear(in_features, width, device=device, dtype=dtype)
+        self.proj = nn.Linear(in_features, self.width, device=device, dtype=dtype)
         self.shard = None if process_group is None else LabelShard(num_labels, process_group)
         rows = num_labels if self.shard is None else self.shard.stop - self.shard.start
         empty = torch.empty(rows, slack, device=device, dtype=dtype)
         self.slack_weight = nn.Parameter(empty, requires_grad=slack > 0)  # FSDP fails on gradients without entries
-        self._starts_at_prior = init_prior
+        self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
+        self._log_odds = None if prior is None else self._prior_log_odds(prior)
         self.reset_parameters()
+
+    @property
+    def width(self) -> int:
+        """The columns of the classifier matrix, ``2k+1+codes+slack``."""
+        return 2 * self.k + 1 + self.codes + self.slack
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws the parameters as the constructor does; with one seed, the same on any number of ranks.
 
-        Projection and slack are drawn as ``nn.Linear`` draws them; the bias starts at the prior if ``init_prior`` was set.
+        Projection and slack are drawn as ``nn.Linear`` draws them; the labels start at the prior.
         """
         self.proj.reset_parameters()
         bound = 1 / math.sqrt(max(self.slack, 1))
@@ -83,8 +105,38 @@ class DFTHead(Head):
             nn.init.uniform_(self.slack_weight, -bound, bound)
         else:
             self._draw_own_labels(self.shard, bound)
-        if self._starts_at_prior:
-            self.init_prior()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        self._start_at_prior()
+
+    @torch.no_grad()
+    def init_prior(self, labels: Prior | Literal["paper"]) -> None:
+        """Starts the labels at their frequencies: with a label bias each at its own, else all at the mean.
+
+        Args:
+            labels: LabelSets of the training examples, a tensor of frequencies ``[n]``, or one number: how many labels
+                are active on average. ``"paper"`` is the published value, which takes ``k`` for that number.
+
+        The bias of the projection becomes 0; without a label bias its constant feature is ``b_0 = √n·log-odds``.
+        """
+        self._log_odds = self._prior_log_odds(labels)
+        self._start_at_prior()
+
+    def _prior_log_odds(self, labels: Prior | Literal["paper"]) -> Tensor | float:
+        if isinstance(labels, str) and labels == "paper":
+            labels = min(max(self.k, 0.5), self.num_labels - 0.5)  # k = 0 and k = n have no finite log-odds
+        return log_odds(labels, self.num_labels, per_label=self.bias is not None)
+
+    @torch.no_grad()
+    def _start_at_prior(self) -> None:
+        if self._log_odds is None:
+            return
+        self.proj.bias.zero_()
+        if self.bias is None:
+            assert isinstance(self._log_odds, float)
+            self.proj.bias[0] = math.sqrt(self.num_labels) * self._log_odds
+        else:
+            self._set_label_bias(self.bias, self._log_odds)
 
     def _draw_own_labels(self, shard: LabelShard, bound: float) -> None:
         for tensor in self.proj.parameters():
@@ -99,12 +151,6 @@ class DFTHead(Head):
                 rows = self.slack_weight[at : at + _DRAW_ROWS]
                 target = rows if keep else rows.new_empty(min(_DRAW_ROWS, count - at), self.slack)
                 target.uniform_(-bound, bound)
-
-    @torch.no_grad()
-    def init_prior(self) -> None:
-        """Sets the bias so that every label starts at probability ``k/n``: ``b_0 = √n·logit(k/n)``, the rest 0."""
-        self.proj.bias.zero_()
-        self.proj.bias[0] = prior_coefficient(self.num_labels, self.k)
 
     @classmethod
     def from_spmlbl(cls, state_dict: Mapping[str, Tensor], k: int) -> DFTHead:
@@ -132,71 +178,148 @@ class DFTHead(Head):
             num_labels,
             k,
             columns,
-            init_prior=False,
+            prior=None,
             device=weight.device,
             dtype=weight.dtype,
         )
         head.load_state_dict({"proj.weight": weight, "proj.bias": bias, "slack_weight": slack})
         return head
 
+    @classmethod
+    def from_linear(cls, trained: nn.Module, k: int, *, codes: int = 0) -> DFTHead:
+        """A trained bottleneck with the same logits, and fixed columns beside it that make every set predictable.
+
+        The slack columns are the bottleneck's own. The features of the DFT and the codes start at 0, for every input:
+        go on training for them to be used.
+
+        Args:
+            trained: a ``LinearHead`` with a bottleneck, or ``nn.Sequential(nn.Linear(e, d), nn.Linear(d, n))``.
+            k, codes: as for ``DFTHead``; ``2k+1+codes+d`` should not exceed e.
+        """
+        proj, weight, bias = _bottleneck_parts(trained)
+        num_labels, slack = weight.shape
+        head = cls(
+            proj.in_features,
+            num_labels,
+            k,
+            slack,
+            codes=codes,
+            bias=bias is not None,
+            prior=None,
+            device=weight.device,
+            dtype=weight.dtype,
+        ).train(trained.training)
+        with torch.no_grad():
+            for own, old in ((head.proj.weight, proj.weight), (head.proj.bias, proj.bias)):
+                own.zero_()
+                if old is not None:
+                    own[-slack:] = old
+            head.slack_weight.copy_(weight)
+            if head.bias is not None and bias is not None:
+                head.bias.copy_(bias)
+        return head
+
     def _project(self, h: Tensor) -> Tensor:
-        self._check_projection(self.proj, h, 2 * self.k + 1 + self.slack)
+        self._check_projection(self.proj, h, self.width)
         return self.proj(h)
 
     def _plain_logits(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self._matrix(self.slack_weight, x.dtype))
+        return nn.functional.linear(x, self._matrix(self.slack_weight, x.dtype), self.bias)
 
     def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
         x = self.features(h)
         if self.shard is not None:
             x = self.shard.share(x)
         start = 0 if self.shard is None else self.shard.start
-        return x, *validation.check_input(
-            x, Layer(self.slack_weight, None, LayerMeta(self.num_labels, self.k, start)), "slack_weight"
-        )
+        layer = Layer(self.slack_weight, self.bias, LayerMeta(self.num_labels, self.k, start))
+        return x, *validation.check_input(x, layer, "slack_weight")
 
     def _label_parameters(self) -> Mapping[str, Tensor]:
-        return {"slack_weight": self.slack_weight}
+        return {"slack_weight": self.slack_weight} | ({} if self.bias is None else {"bias": self.bias})
 
     def _check_parameters(self) -> None:
         rows = self.num_labels if self.shard is None else self.shard.stop - self.shard.start
         check_shape("slack_weight", self.slack_weight, (rows, self.slack))
+        if self.bias is not None:
+            check_shape("bias", self.bias, (rows,))
 
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
-        """``W = [W_dft | S]``, ``[n, 2k+1+slack]``; the DFT part is made in float64 and rounded once."""
-        return self._matrix(self._whole_slack(), dtype)
+        """``W = [W_dft | C | S]``, ``[n, 2k+1+codes+slack]``; the fixed parts are made in float64 and rounded once."""
+        return self._matrix(self._whole("slack_weight"), dtype)
 
     def _matrix(self, slack: Tensor, dtype: torch.dtype) -> Tensor:
-        dft = dft_matrix(self.num_labels, self.k, dtype=dtype, device=slack.device)
-        return torch.cat([dft, slack.to(dtype)], dim=1)
+        place = {"dtype": dtype, "device": slack.device}
+        fixed = dft_matrix(self.num_labels, self.k, **place), code_matrix(self.num_labels, self.codes, **place)
+        return torch.cat([*fixed, slack.to(dtype)], dim=1)
 
-    def _whole_slack(self) -> Tensor:
-        slack = self.slack_weight.detach()
-        check_memory("slack_weight", slack)
-        return slack if self.shard is None else self.shard.gather(slack, 0)
+    def _whole(self, name: str) -> Tensor:
+        """A parameter with a row for each label, of all labels."""
+        parameter = getattr(self, name).detach()
+        check_memory(name, parameter)
+        return parameter if self.shard is None else self.shard.gather(parameter, 0)
+
+    def label_bias(self) -> Tensor | None:
+        return None if self.bias is None else self._whole("bias")
+
+    def guarantee(self, size: int, box: float = BOX) -> Guarantee:
+        """What is promised for every set of ``size`` labels, in closed form: no training can take it away.
+
+        The radius depends on the present slack and bias: it is relative to the longest row of the classifier matrix,
+        for features in ``±box``.
+        """
+        size = check_int("size", size, 0)
+        if size > self.num_labels:
+            raise ValueError(f"size = {size} is more than the {self.num_labels} labels there are")
+        slack, bias = self._whole("slack_weight").to(torch.float64), self.label_bias()
+        learned = float(slack.square().sum(1).max()) if slack.numel() else 0.0
+        fixed = (2 * self.k + 1) / self.num_labels + (1.0 if self.codes else 0.0)  # squared norms of the rows
+        found = guarantee(
+            size,
+            num_labels=self.num_labels,
+            k=self.k,
+            codes=self.codes,
+            slack=self.slack,
+            max_norm=math.sqrt(fixed + learned),
+            max_bias=0.0 if bias is None else float(bias.abs().max()),
+            box=check_number("box", box),
+        )
+        if found.predictable and self.in_features < self.width:
+            reason = (
+                f"in_features = {self.in_features} is less than 2k+1+codes+slack = {self.width}, so the projection "
+                "cannot reach every feature vector; use a wider encoder or fewer columns"
+            )
+            return replace(found, predictable=False, radius=0.0, source="none", reachable_in_float32=False, reason=reason)
+        return found
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.shard is not None:
-            destination[prefix + "slack_weight"] = self._whole_slack()
+            for name in self._label_parameters():
+                destination[prefix + name] = self._whole(name)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        key = prefix + "slack_weight"
-        if self.shard is not None and key in state_dict:
-            whole, errors = state_dict[key], args[-1]
-            own = whole[self.shard.start : self.shard.stop]
-            if whole.shape[0] != self.num_labels:
-                errors.append(
-                    f"{key} has {whole.shape[0]} rows for num_labels = {self.num_labels}; "
-                    "give the state dict of a whole layer, as head.state_dict() makes it on any number of ranks"
-                )
-                own = self.slack_weight
-            # A new dict: the caller's still belongs to the caller.
-            state_dict = {**state_dict, key: own}
+        if self.shard is not None:
+            state_dict = dict(state_dict)  # the caller's still belongs to the caller
+            for name, own in self._label_parameters().items():
+                whole = state_dict.get(prefix + name)
+                if whole is None:
+                    continue
+                if whole.shape[0] != self.num_labels:
+                    errors = args[-1]
+                    errors.append(
+                        f"{prefix + name} has {whole.shape[0]} rows for num_labels = {self.num_labels}; "
+                        "give the state dict of a whole layer, as head.state_dict() makes it on any number of ranks"
+                    )
+                    state_dict[prefix + name] = own
+                else:
+                    state_dict[prefix + name] = whole[self.shard.start : self.shard.stop]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, num_labels={self.num_labels}, k={self.k}, slack={self.slack}"
+        return (
+            f"in_features={self.in_features}, num_labels={self.num_labels}, k={self.k}, codes={self.codes}, "
+            f"slack={self.slack}, bias={self.bias is not None}"
+        )
 
 
 class LinearHead(Head):
@@ -207,6 +330,7 @@ class LinearHead(Head):
         num_labels: how many labels there are (``n``).
         bottleneck: ``None`` for one full linear layer, or the width ``d`` of the bottleneck.
         bias: a bias for each label; by default the full layer has one and the bottlenecked has none.
+        prior: where the labels start, as for ``init_prior``; needs a bias. ``None``: torch's own initialisation.
     """
 
     def __init__(
@@ -216,6 +340,7 @@ class LinearHead(Head):
         bottleneck: int | None = None,
         *,
         bias: bool | None = None,
+        prior: Prior | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -229,26 +354,34 @@ class LinearHead(Head):
         self.weight = nn.Parameter(torch.empty(num_labels, width, device=device, dtype=dtype))
         has_bias = bottleneck is None if bias is None else bias
         self.bias = nn.Parameter(torch.empty(num_labels, device=device, dtype=dtype)) if has_bias else None
+        self._log_odds: Tensor | float | None = None
         self.reset_parameters()
+        if prior is not None:
+            self.init_prior(prior)
 
     def reset_parameters(self) -> None:
-        """Draws all parameters as ``nn.Linear`` does."""
+        """Draws all parameters as ``nn.Linear`` does; the labels start at their prior, if one was given."""
         if self.proj is not None:
             self.proj.reset_parameters()
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.weight.shape[1])
             nn.init.uniform_(self.bias, -bound, bound)
+            if self._log_odds is not None:
+                self._set_label_bias(self.bias, self._log_odds)
 
     @torch.no_grad()
-    def init_prior(self, active: float) -> None:
-        """Sets the bias so that a label starts near probability ``active/n``, for ``active`` labels per row."""
+    def init_prior(self, labels: Prior) -> None:
+        """Starts each label at its frequency, by its bias; other parameters stay.
+
+        Args:
+            labels: LabelSets of the training examples, a tensor of frequencies ``[n]``, or one number: how many labels
+                are active on average.
+        """
         if self.bias is None:
             raise ValueError("init_prior needs a bias for each label; make the head with bias=True")
-        if not 0 < (active := check_number("active", active)) < self.num_labels:
-            raise ValueError(f"active must lie between 0 and num_labels = {self.num_labels}, got {active}")
-        share = active / self.num_labels
-        self.bias.fill_(math.log(share) - math.log1p(-share))
+        self._log_odds = log_odds(labels, self.num_labels, per_label=True)
+        self._set_label_bias(self.bias, self._log_odds)
 
     def _project(self, h: Tensor) -> Tensor:
         if self.proj is None:
@@ -271,6 +404,9 @@ class LinearHead(Head):
         if self.bias is not None:
             check_shape("bias", self.bias, (self.num_labels,))
 
+    def label_bias(self) -> Tensor | None:
+        return None if self.bias is None else self.bias.detach()
+
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W [n, d]``, a copy in ``dtype``."""
         check_memory("weight", self.weight)
@@ -281,3 +417,22 @@ class LinearHead(Head):
             f"in_features={self.in_features}, num_labels={self.num_labels}, bottleneck={self.bottleneck}, "
             f"bias={self.bias is not None}"
         )
+
+
+def _bottleneck_parts(trained: Any) -> tuple[nn.Linear, Tensor, Tensor | None]:
+    """(projection, label weights ``[n, d]``, label bias ``[n]``) of a bottlenecked layer."""
+    if isinstance(trained, LinearHead) and trained.proj is not None:
+        return trained.proj, trained.weight, trained.bias
+    if isinstance(trained, nn.Sequential) and len(trained) == 2:
+        first, last = trained
+        if isinstance(first, nn.Linear) and isinstance(last, nn.Linear) and first.out_features == last.in_features:
+            return first, last.weight, last.bias
+    name = type(trained).__name__
+    if isinstance(trained, (LinearHead, nn.Linear)):
+        raise TypeError(
+            f"trained is a full {name}: it has no bottleneck whose columns could become slack. "
+            "sk.verify says what it rules out; sk.swap_output_layer replaces it by a DFTHead to be trained"
+        )
+    raise TypeError(
+        f"trained must be a LinearHead with a bottleneck or nn.Sequential(nn.Linear(e, d), nn.Linear(d, n)), got {name}"
+    )

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from .heads import DFTHead
 from .hf import HeadMixin
+from .prior import Prior
 from .validation import check_memory
 
 
-def swap_output_layer(model: nn.Module, name: str, k: int, slack: int = 0, *, init_prior: bool = True) -> DFTHead:
+def swap_output_layer(
+    model: nn.Module,
+    name: str,
+    k: int,
+    slack: int = 0,
+    *,
+    codes: int = 0,
+    bias: bool = False,
+    prior: Prior | Literal["paper"] | None = "paper",
+) -> DFTHead:
     """Replaces the ``nn.Linear`` at the dotted ``name`` by a DFTHead of the same sizes, device and dtype.
 
     ``model(...)`` goes on returning logits; train with the returned ``head(h, targets)``, called in the model's own
@@ -21,7 +32,7 @@ def swap_output_layer(model: nn.Module, name: str, k: int, slack: int = 0, *, in
     Args:
         model: the module that holds the layer, changed in place.
         name: where the layer is: ``"classifier"``, ``"encoder.out"``, ``"layers.2"``.
-        k, slack, init_prior: as for ``DFTHead``.
+        k, slack, codes, bias, prior: as for ``DFTHead``. Give ``prior`` the labels of your training examples.
 
     Returns:
         The new head.
@@ -51,7 +62,9 @@ def swap_output_layer(model: nn.Module, name: str, k: int, slack: int = 0, *, in
         old.out_features,
         k,
         slack,
-        init_prior=init_prior,
+        codes=codes,
+        bias=bias,
+        prior=prior,
         device=old.weight.device,
         dtype=old.weight.dtype,
     ).train(old.training)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sigkernels as sk
 from sigkernels import dft_plan as plans
-from sigkernels.dft import dft_rows, prior_coefficient
+from sigkernels.dft import dft_rows
 
 sizes = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, (n - 1) // 2)))
 
@@ -105,8 +105,6 @@ def test_plans_are_shared_bounded_and_read_only(monkeypatch):
 
 
 def test_prior():
-    assert prior_coefficient(1000, 10) == pytest.approx(math.sqrt(1000) * math.log(0.01 / 0.99))
-    assert math.isfinite(prior_coefficient(1, 0)) and math.isfinite(prior_coefficient(5, 0))
     head = sk.DFTHead(30, 1000, k=10, slack=3)
     probability = torch.sigmoid(head(torch.zeros(1, 30)))
     torch.testing.assert_close(probability, torch.full((1, 1000), 0.01))

@@ -228,19 +228,36 @@ def test_parameters_are_those_of_the_formula():
     assert count["bottleneck"] == (24 + 1) * 6 + 60 * 6
 
 
-def test_init_prior():
-    head = sk.LinearHead(8, 100)
-    head.init_prior(5)
-    nn.init.zeros_(head.weight)
-    torch.testing.assert_close(torch.sigmoid(head(torch.zeros(1, 8))), torch.full((1, 100), 0.05))
-    plain = sk.DFTHead(24, 60, k=4, slack=5, init_prior=False)
-    assert plain.proj.bias[1:].abs().max() > 0
-    plain.init_prior()
-    assert plain.proj.bias[1:].abs().max() == 0
-    with pytest.raises(ValueError, match="bias=True"):
-        sk.LinearHead(8, 100, bottleneck=3).init_prior(5)
-    with pytest.raises(ValueError, match="active must lie between"):
-        head.init_prior(0)
+def bottlenecks():
+    torch.manual_seed(0)
+    return {
+        "head": sk.LinearHead(64, 60, bottleneck=6),
+        "head with bias": sk.LinearHead(64, 60, bottleneck=6, bias=True),
+        "sequential": nn.Sequential(nn.Linear(64, 6), nn.Linear(6, 60)),
+        "sequential without biases": nn.Sequential(nn.Linear(64, 6, bias=False), nn.Linear(6, 60, bias=False)),
+    }
+
+
+@pytest.mark.parametrize("codes", [0, 16])
+@pytest.mark.parametrize("name", bottlenecks())
+def test_a_trained_bottleneck_becomes_a_dft_head_with_the_same_logits(name, codes):
+    trained = bottlenecks()[name].eval()
+    head = sk.DFTHead.from_linear(trained, k=4, codes=codes)
+    h = torch.randn(7, 64)
+    torch.testing.assert_close(head(h), trained(h), rtol=1e-5, atol=1e-6)
+    assert (head.slack, head.k, head.codes, head.training) == (6, 4, codes, False)
+    torch.testing.assert_close(head.to_linear()(h), trained(h), rtol=1e-5, atol=1e-6)
+    head.loss(h, [[1, 2]] * 7).backward()
+    assert head.proj.weight.grad[1:9].abs().max() > 0  # the features of the DFT learn
+
+
+def test_what_has_no_bottleneck_is_not_upgraded():
+    for full in (sk.LinearHead(64, 60), nn.Linear(64, 60)):
+        with pytest.raises(TypeError, match="no bottleneck.*swap_output_layer"):
+            sk.DFTHead.from_linear(full, k=4)
+    for wrong in (nn.Sequential(nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 60)), nn.Conv1d(1, 1, 1), None):
+        with pytest.raises(TypeError, match="trained must be a LinearHead with a bottleneck"):
+            sk.DFTHead.from_linear(wrong, k=4)
 
 
 def test_loads_the_published_layer():
@@ -259,7 +276,7 @@ def test_loads_the_published_layer():
 
 
 def test_a_narrow_projection_warns_that_the_guarantee_is_gone():
-    with pytest.warns(UserWarning, match=r"in_features = 4 is less than 2k\+1\+slack = 9"):
+    with pytest.warns(UserWarning, match=r"in_features = 4 is less than 2k\+1\+codes\+slack = 9"):
         sk.DFTHead(4, 60, k=4)
 
 

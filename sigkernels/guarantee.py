@@ -1,0 +1,120 @@
+"""What a head promises for every set of r labels, in closed form, whatever its learnable columns are.
+
+Both proofs use the fixed columns alone, with 0 for the slack features. They scale a vector of features x up until it
+touches the box ``|x_j| ≤ R``; with margin m before scaling and a label bias of at most c, the ball around it has radius
+
+    (t·m - c) / max_i ‖w_i‖,      t = R / max_j |x_j|
+
+**Codes** (``codes.py``): ``m = (1 - (2r-1)μ)/2``, wide, for ``(2r-1)μ < 1``.
+
+**DFT**, r ≤ k: the trigonometric polynomial ``p(t) = ±Π sin((t - τ_m)/2)`` with its 2r roots midway between the labels
+where the set starts and ends. Roots are different midpoints, so the roots around a label are at least ½, ½, 3/2, 3/2, …
+labels away, and ``|p| ≥ Π_{j=1}^{r} sin²((2j-1)π/2n)`` at every label. The columns are orthonormal, so the features have
+``‖x‖_∞ ≤ ‖x‖_2 = (Σ_i p(t_i)²)^½ ≤ √n``. Exact, and thin: the margin falls with a power of n for every further label.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from . import codes as code_columns
+
+BOX = 1e4  # the verifier's own default
+_UNIT_ROUNDOFF = 2.0**-24  # of float32
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What holds for every set of ``size`` labels. ``print`` it to read it in words."""
+
+    size: int
+    predictable: bool  # some input of the classifier matrix predicts the set
+    radius: float  # of a ball of such inputs in the box, 0 where none is promised
+    source: Literal["constant", "codes", "dft", "none"]  # the columns that the proof uses
+    reachable_in_float32: bool  # rounding in float32 leaves the signs of the logits as they are
+    box: float = BOX
+    reason: str = ""
+
+    def __str__(self) -> str:
+        labels = f"sets of {self.size} label{'' if self.size == 1 else 's'}"
+        if not self.predictable:
+            return f"{labels}: no guarantee for all of them; {self.reason}"
+        words = {"constant": "the constant column", "codes": "the codes", "dft": "the DFT columns"}
+        width = f"radius at least {self.radius:.3g} in a box of {self.box:g}"
+        if not self.reachable_in_float32:
+            width += ", too thin for float32: exact, but no encoder will land there; use codes for a wide region"
+        return f"{labels}: every one is predictable by {words[self.source]}, {width}"
+
+
+def guarantee(
+    size: int,
+    *,
+    num_labels: int,
+    k: int,
+    codes: int,
+    slack: int,
+    max_norm: float,
+    max_bias: float,
+    box: float = BOX,
+) -> Guarantee:
+    """The best of the closed forms for ``size`` labels; ``max_norm`` and ``max_bias`` are those of the present head."""
+    columns = 2 * k + 1 + codes + slack
+    options = [
+        option
+        for option in (_constant(size, num_labels), _codes(size, num_labels, codes), _dft(size, num_labels, k))
+        if option is not None
+    ]
+    if not options:
+        return Guarantee(size, False, 0.0, "none", False, box, _why_not(k, codes, num_labels))
+
+    def radius(option: _Proof) -> float:
+        return max((option.margin * box / option.largest_feature - max_bias) / max_norm, 0.0)
+
+    best = max(options, key=radius)
+    # |fl(w·x) - w·x| ≤ γ ‖w‖ ‖x‖ with γ ≈ columns · u
+    rounding = columns * _UNIT_ROUNDOFF * max_norm * best.feature_norm
+    return Guarantee(size, True, radius(best), best.source, best.margin > rounding, box)
+
+
+@dataclass(frozen=True)
+class _Proof:
+    """Before scaling: the margin, and the size of the features that have it."""
+
+    source: Literal["constant", "codes", "dft"]
+    margin: float
+    largest_feature: float
+    feature_norm: float
+
+
+def _constant(size: int, num_labels: int) -> _Proof | None:
+    """The empty set: one negative constant."""
+    return _Proof("constant", 1 / math.sqrt(num_labels), 1.0, 1.0) if size == 0 else None
+
+
+def _codes(size: int, num_labels: int, codes: int) -> _Proof | None:
+    mu = code_columns.coherence(codes, num_labels)
+    if mu is None or size < 1 or (2 * size - 1) * mu >= 1:
+        return None
+    constant = math.sqrt(num_labels) * (1 + mu) / 2
+    # ‖Σ c_i‖² = Σ_ij c_i·c_j ≤ r + r(r-1)μ
+    squared = size + size * (size - 1) * mu
+    largest = max(constant, size / math.sqrt(codes))
+    return _Proof("codes", (1 - (2 * size - 1) * mu) / 2, largest, math.sqrt(constant**2 + squared))
+
+
+def _dft(size: int, num_labels: int, k: int) -> _Proof | None:
+    if not 1 <= size <= k:
+        return None
+    # The product of many small factors underflows to 0, which promises no ball but still a region.
+    logs = sum(2 * math.log(math.sin((2 * j - 1) * math.pi / (2 * num_labels))) for j in range(1, size + 1))
+    return _Proof("dft", math.exp(logs), math.sqrt(num_labels), math.sqrt(num_labels))
+
+
+def _why_not(k: int, codes: int, num_labels: int) -> str:
+    promised = max(k, code_columns.guaranteed_size(codes, num_labels))
+    return (
+        f"this head promises sets of up to {promised} labels; give it a larger k or more codes, or ask sk.verify about the "
+        "sets that matter"
+    )

@@ -1,0 +1,72 @@
+"""The prior of a head: the log-odds at which its labels start.
+
+Every label is rare. A layer whose logits start near 0 begins with a loss of n·ln 2 per row, and spends its first epochs
+on getting down to the frequencies of the labels. Starting there is worth more than the choice of the layer
+(docs/choosing.md). With N examples, of which count_i carry label i::
+
+    logit((count_i + ½) / (N + 1))      one number per label, for a head with a label bias
+    logit(active / n)                   one number for all, ``active`` = labels that are active on average
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .labels import LabelSets
+from .validation import check_number
+
+Prior: TypeAlias = "LabelSets | Tensor | float"
+_FORMS = "LabelSets of the training examples, a tensor of frequencies [n], or the labels that are active on average"
+
+
+def _logit(share: float) -> float:
+    return math.log(share) - math.log1p(-share)
+
+
+def log_odds(prior: Prior, num_labels: int, *, per_label: bool) -> Tensor | float:
+    """The log-odds of each label, float64 ``[n]``, or one number for all: where ``per_label`` is False, or the prior is."""
+    if isinstance(prior, LabelSets):
+        _check_sets(prior, num_labels)
+        if not per_label:
+            return _logit((prior.indices.numel() + 0.5) / (len(prior) * num_labels + 1))
+        counts = torch.bincount(prior.indices.cpu(), minlength=num_labels).to(torch.float64)
+        return torch.logit((counts + 0.5) / (len(prior) + 1))
+    if isinstance(prior, Tensor) and prior.ndim > 0:
+        frequencies = _check_frequencies(prior, num_labels)
+        return torch.logit(frequencies) if per_label else _logit(float(frequencies.mean()))
+    return _logit(_check_active(prior, num_labels) / num_labels)
+
+
+def _check_sets(prior: LabelSets, num_labels: int) -> None:
+    if prior.num_labels != num_labels:
+        raise ValueError(f"prior has num_labels = {prior.num_labels}, but the head has {num_labels} labels")
+    if len(prior) == 0:
+        raise ValueError("prior holds no label sets: there is nothing to count; give those of the training examples")
+
+
+def _check_frequencies(prior: Any, num_labels: int) -> Tensor:
+    if prior.shape != (num_labels,):
+        raise ValueError(
+            f"prior has shape {list(prior.shape)} for {num_labels} labels; give one frequency per label, or LabelSets"
+        )
+    frequencies = prior.detach().to("cpu", torch.float64)
+    if not bool(((frequencies > 0) & (frequencies < 1)).all()):
+        worst = frequencies[~((frequencies > 0) & (frequencies < 1))][0].item()
+        raise ValueError(
+            f"prior holds the frequency {worst}, which has no finite log-odds; frequencies lie between 0 and 1: use "
+            "(count + 0.5) / (examples + 1), or give the LabelSets themselves"
+        )
+    return frequencies
+
+
+def _check_active(prior: Any, num_labels: int) -> float:
+    active = check_number("prior", prior, f"give {_FORMS}")
+    if not 0 < active < num_labels:
+        raise ValueError(
+            f"prior = {active} is not a number of active labels between 0 and num_labels = {num_labels}; give {_FORMS}"
+        )
+    return active

@@ -1,0 +1,128 @@
+"""The prior: where labels start, for every head and every form in which it is given."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+import sigkernels as sk
+
+N = 60
+
+
+def heads():
+    return {
+        "dft": sk.DFTHead(32, N, k=4, slack=5),
+        "dft with bias": sk.DFTHead(32, N, k=4, slack=5, bias=True),
+        "full": sk.LinearHead(32, N),
+        "bottleneck": sk.LinearHead(32, N, bottleneck=6, bias=True),
+    }
+
+
+def labels(rows=40, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lists = [torch.randperm(N, generator=generator)[: 1 + i % 4].tolist() for i in range(rows)]
+    return sk.LabelSets.from_lists(lists, N)
+
+
+def start(head):
+    """The log-odds of the labels at features that are 0."""
+    with torch.no_grad():
+        if head.proj is not None:
+            head.proj.weight.zero_()
+        if isinstance(head, sk.LinearHead):
+            if head.proj is not None:
+                head.proj.bias.zero_()
+            return head(torch.zeros(1, 32))[0]
+        return head(torch.zeros(1, 32))[0]
+
+
+@pytest.mark.parametrize("name", heads())
+def test_label_sets_set_the_frequencies_or_their_mean(name):
+    head, sets = heads()[name], labels()
+    head.init_prior(sets)
+    counts = sets.to_dense(torch.float64).sum(0)
+    expected = torch.logit((counts + 0.5) / (len(sets) + 1))
+    if head.bias is None:
+        mean = (counts.sum() + 0.5) / (len(sets) * N + 1)
+        expected = torch.logit(mean).expand(N)
+    torch.testing.assert_close(start(head).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", heads())
+def test_frequencies_and_a_number(name):
+    head = heads()[name]
+    head.init_prior(3)
+    torch.testing.assert_close(start(head), torch.full((N,), math.log(3 / (N - 3))), rtol=1e-5, atol=1e-5)
+    frequencies = torch.linspace(0.01, 0.2, N)
+    head.init_prior(frequencies)
+    expected = torch.logit(frequencies if head.bias is not None else frequencies.mean().expand(N))
+    torch.testing.assert_close(start(head), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_published_prior_is_there_by_name():
+    head = sk.DFTHead(32, N, k=4, slack=5)  # the default where nothing better is known
+    expected = math.sqrt(N) * math.log(4 / (N - 4))
+    assert head.proj.bias[0].item() == pytest.approx(expected, rel=1e-6)
+    assert not head.proj.bias[1:].any()
+    head.init_prior(2)
+    head.init_prior("paper")
+    assert head.proj.bias[0].item() == pytest.approx(expected, rel=1e-6)
+    assert sk.DFTHead(32, N, k=4, prior=None).proj.bias[1:].any()
+    assert math.isfinite(sk.DFTHead(4, 1, k=0).proj.bias[0])
+
+
+@pytest.mark.parametrize("name", heads())
+def test_parameters_drawn_again_start_at_the_same_prior(name):
+    head = heads()[name]
+    head.init_prior(labels())
+    again = copy.deepcopy(head)
+    again.reset_parameters()
+    torch.testing.assert_close(start(again), start(head), rtol=0, atol=0)
+
+
+def test_constructors_and_swap_take_it():
+    sets = labels()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, N))
+    swapped = sk.swap_output_layer(model, "1", k=4, slack=5, bias=True, prior=sets)
+    made = sk.LinearHead(32, N, prior=sets)
+    torch.testing.assert_close(swapped.bias, made.bias)
+
+
+def test_a_prior_lowers_the_first_loss():
+    sets, h = labels(), torch.randn(40, 32)
+    head = sk.LinearHead(32, N)
+    before = head.loss(h, sets)
+    head.init_prior(sets)
+    assert head.loss(h, sets) < 0.7 * before
+
+
+@pytest.mark.parametrize(
+    ("prior", "error", "words"),
+    [
+        ("mean", TypeError, "prior must be a number, got 'mean'"),
+        (0, ValueError, "between 0 and num_labels = 60"),
+        (60, ValueError, "between 0 and num_labels = 60"),
+        (float("nan"), ValueError, "finite"),
+        (torch.full((59,), 0.1), ValueError, "shape \\[59\\] for 60 labels"),
+        (torch.zeros(60), ValueError, "frequency 0.0, which has no finite log-odds"),
+        (torch.full((60,), float("nan")), ValueError, "frequency nan"),
+        (sk.LabelSets.from_lists([[1]], 50), ValueError, "num_labels = 50, but the head has 60"),
+        (sk.LabelSets.from_lists([], 60), ValueError, "no label sets"),
+    ],
+)
+@pytest.mark.parametrize("name", heads())
+def test_bad_priors_are_refused_and_change_nothing(name, prior, error, words):
+    head = heads()[name]
+    before = {key: value.clone() for key, value in head.state_dict().items()}
+    with pytest.raises(error, match=words):
+        head.init_prior(prior)
+    assert all(torch.equal(value, before[key]) for key, value in head.state_dict().items())
+
+
+def test_a_head_without_a_place_for_it_says_so():
+    with pytest.raises(ValueError, match="bias=True"):
+        sk.LinearHead(32, N, bottleneck=6).init_prior(3)
