@@ -23,8 +23,12 @@ def tiny():
     return datasets.SparseDataset(part.features, part.labels, names, np.array([f"label-{i}" for i in range(120)]))
 
 
+def build(kind, data, width=8, seed=0, **options):
+    return models.build(kind, models.Problem.of(data, data.labels.max_active), width, seed, **options)
+
+
 def test_f1_at_m_against_a_plain_count(tiny):
-    model = models.build("plain", 256, 120, 6, 8, seed=0)
+    model = build("plain", tiny)
     part = tiny[:50]
     logits = model.head(model.encoder(part.features))
     best = torch.topk(logits, 5).indices.tolist()
@@ -35,19 +39,35 @@ def test_f1_at_m_against_a_plain_count(tiny):
     assert f1_at(model, part, (5,))[0] == pytest.approx(2 * precision * recall / (precision + recall))
 
 
-def test_every_kind_starts_with_the_same_encoder():
-    kinds = [models.build(kind, 64, 50, 3, 4, seed=1) for kind in ("plain", "bottleneck", "dft")]
+def test_every_kind_starts_with_the_same_encoder(tiny):
+    kinds = [build(kind, tiny, 4, seed=1) for kind in models.KINDS]
     for other in kinds[1:]:
         for a, b in zip(kinds[0].encoder.parameters(), other.encoder.parameters(), strict=True):
             assert torch.equal(a, b)
-    assert kinds[1].head_parameters() == 512 * 4 + 4 + 50 * 4
-    assert kinds[2].head_parameters() == 512 * 11 + 11 + 50 * 4
+    k = kinds[2].head.k
+    assert kinds[1].head_parameters() == 513 * 4 + 120 * 5
+    assert kinds[2].head_parameters() == 513 * (2 * k + 1 + 4) + 120 * 5
+    assert kinds[3].head_parameters() == 513 * (2 * k + 1 + 256 + 4) + 120 * 5
+
+
+@pytest.mark.parametrize("prior", ["none", "mean", "frequencies"])
+def test_every_kind_gets_the_same_prior(tiny, prior):
+    """At features that are 0 all layers have the same loss, except where there is no prior."""
+    batch = tiny[:64]
+    losses = []
+    for kind in models.KINDS:
+        model = build(kind, tiny, prior=prior)
+        hidden = torch.zeros(len(batch), 512)
+        losses.append(float(model.head.loss(hidden, batch.labels).detach()))
+    spread = max(losses) - min(losses)
+    assert spread < 0.02 if prior != "none" else min(losses) > 0.5
+    assert prior == "none" or max(losses) < 0.15
 
 
 def test_the_heads_compute_the_same_loss_as_plain_torch(tiny):
     batch = tiny[:16]
-    for kind in ("plain", "bottleneck", "dft"):
-        model = models.build(kind, 256, 120, 6, 8, seed=0)
+    for kind in models.KINDS:
+        model = build(kind, tiny)
         logits = model.head(model.encoder(batch.features))
         dense = batch.labels.to_dense()
         expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, dense, reduction="sum") / 16
@@ -57,7 +77,7 @@ def test_the_heads_compute_the_same_loss_as_plain_torch(tiny):
 def test_training_learns_and_repeats(tiny):
     first, again = (Result("dft", "") for _ in range(2))
     for result in (first, again):
-        train(result, models.build("dft", 256, 120, 6, 8, seed=0), tiny, tiny[:200], epochs=3, seed=0)
+        train(result, build("dft", tiny), tiny, tiny[:200], epochs=3, seed=0)
     assert len(first.losses) == 3 * (1200 // 256) and len(first.f1_at_5) == 3
     assert first.losses[-1] < first.losses[0]
     assert first.losses == again.losses and first.f1_at_5 == again.f1_at_5
@@ -85,9 +105,11 @@ def test_the_command_from_end_to_end(small_demo, tmp_path, capsys):
     assert cli.main(["demo", *options, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["epochs"] == 1 and printed["width"] == 3 and printed["verified_sets"] == 20
-    plain, bottleneck, dft = printed["results"]
+    plain, bottleneck, *ours = printed["results"]
     assert sum(plain["verdicts"].values()) == sum(bottleneck["verdicts"].values()) == 20
-    assert dft["impossible_share"] == 0  # every set of up to k labels can be predicted: that is the guarantee
+    assert len(ours) == 3
+    for result in ours:  # every set of up to k labels can be predicted: that is the guarantee
+        assert result["impossible_share"] == 0 and min(result["radii"]) > 0
     assert bottleneck["impossible_share"] > 0  # three columns for 120 labels
     page = output.read_text()
     assert page.count("<svg") == 5 and "label-" in page
@@ -105,13 +127,13 @@ def test_the_table(small_demo, tmp_path, capsys):
     assert cli.main(["demo", "--epochs", "1", "--sets", "0", "--output", str(tmp_path / "r.html")]) == 0
     table = capsys.readouterr().out
     assert table.split("\n")[1].split("  ")[0] == "head"
-    assert [line.split()[0] for line in table.splitlines()[3:6]] == ["plain", "bottleneck", "dft"]
+    assert [line.split()[0] for line in table.splitlines()[3:8]] == [*models.KINDS, "upgraded"]
     assert "not verified" in table
 
 
 def test_undecided_sets_are_shown():
     result = Result("dft", "", f1_at_5=[0.5], f1_at_10=[0.5], verdicts={"ARGMAXABLE": 3, "UNDECIDED": 1})
-    assert report.rows([result])[0][-1] == "0.0 % of 4 (1 undecided)"
+    assert report.rows([result])[0][7] == "0.0 % of 4 (1 undecided)"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +156,7 @@ def test_refused_before_any_work(arguments, message, capsys):
 
 
 def test_verify_is_what_the_table_counts(tiny):
-    model = models.build("bottleneck", 256, 120, 6, 2, seed=0)
+    model = build("bottleneck", tiny, width=2)
     result = Result("bottleneck", "")
     run.verify(result, model, tiny[:30])
     verdicts = [getattr(v, "name", str(v)) for v in sk.verify(model.head, tiny.labels[:30]).verdicts]

@@ -14,9 +14,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "demo",
-        help="train three output layers on real data and prove what each can never predict",
+        help="train output layers on real data and prove what each can never predict",
         description="Trains the same small encoder on 53,422 Debian packages with a plain nn.Linear, a bottlenecked "
-        "LinearHead and a DFTHead of the same width; verifies test label sets against each trained layer; prints one "
+        "LinearHead, a DFTHead of the same width, and one with codes, all from the same prior; upgrades the trained "
+        "bottleneck; verifies test label sets against each trained layer; prints one "
         "table and writes a self-contained HTML report.",
     )
     parser.add_argument("--quick", action="store_true", help="fewer examples, steps and proofs")

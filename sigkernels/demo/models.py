@@ -1,8 +1,9 @@
-"""The encoder of the demo and the three output layers that it is trained with."""
+"""The encoder of the demo and the output layers that it is trained with."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from sigkernels.datasets import SparseDataset
 from sigkernels.labels import LabelSets
 
 EMBEDDING, HIDDEN = 256, 512
+CODES = 256
+KINDS = ("plain", "bottleneck", "dft", "codes")
 
 
 class Encoder(nn.Module):
@@ -40,6 +43,11 @@ class PlainLinear(nn.Linear):
         values, indices = torch.topk(self(hidden), m)
         return values, indices
 
+    @torch.no_grad()
+    def init_prior(self, labels: LabelSets | float) -> None:
+        """What ``LinearHead.init_prior`` does."""
+        self.bias.copy_(sk.LinearHead(1, self.out_features, prior=labels).label_bias())
+
 
 class Model(nn.Module):
     """Encoder and head."""
@@ -62,14 +70,59 @@ class Model(nn.Module):
         return sk.verify(self.head, label_sets, **options)
 
 
-def build(kind: str, num_features: int, num_labels: int, k: int, width: int, seed: int) -> Model:
-    """``kind``: plain, bottleneck or dft. The same seed gives every kind the same encoder."""
+class Problem(NamedTuple):
+    """What a layer has to be made for."""
+
+    num_features: int
+    labels: LabelSets  # of the training examples
+    k: int  # the most labels that are active together
+
+    @classmethod
+    def of(cls, data: SparseDataset, k: int) -> Problem:
+        """``data``: the training examples."""
+        return cls(data.features.num_labels, data.labels, k)
+
+
+def build(kind: str, problem: Problem, width: int, seed: int, *, prior: str = "frequencies") -> Model:
+    """A model of ``KINDS``. The same seed gives every kind the same encoder, and every kind gets the same prior.
+
+    ``prior``: "frequencies" starts every label at its own by a label bias, "mean" all at one number, "none" at torch's
+    own initialisation, without a label bias where the kind can do without.
+    """
     torch.manual_seed(seed)
-    encoder = Encoder(num_features)
-    if kind == "plain":
-        head: nn.Module = PlainLinear(HIDDEN, num_labels)
-    elif kind == "bottleneck":
-        head = sk.LinearHead(HIDDEN, num_labels, bottleneck=width)
-    else:
-        head = sk.DFTHead(HIDDEN, num_labels, k=k, slack=width)
+    encoder = Encoder(problem.num_features)
+    head = _head(kind, problem, width, label_bias=prior != "none")
+    if prior == "frequencies":
+        head.init_prior(problem.labels)
+    elif prior == "mean":
+        head.init_prior(problem.labels.indices.numel() / len(problem.labels))
     return Model(encoder, head)
+
+
+def _head(kind: str, problem: Problem, width: int, label_bias: bool) -> Any:
+    n = problem.labels.num_labels
+    if kind == "plain":
+        return PlainLinear(HIDDEN, n)
+    if kind == "bottleneck":
+        return sk.LinearHead(HIDDEN, n, bottleneck=width, bias=label_bias)
+    codes = CODES if kind == "codes" else 0
+    k = min(problem.k, (HIDDEN - 1 - codes - width) // 2)  # more features than the encoder has could not be reached
+    return sk.DFTHead(HIDDEN, n, k, slack=width, codes=codes, bias=label_bias, prior=None)
+
+
+def upgrade(trained: Model, problem: Problem) -> Model:
+    """The encoder and bottleneck of a trained model, with fixed columns beside the bottleneck; the model stays as it is."""
+    trained = copy.deepcopy(trained)
+    width = trained.head.bottleneck
+    k = min(problem.k, (HIDDEN - 1 - CODES - width) // 2)
+    return Model(trained.encoder, sk.DFTHead.from_linear(trained.head, k, codes=CODES))
+
+
+def describe(head: Any) -> str:
+    """The call that makes such a head."""
+    if isinstance(head, sk.DFTHead):
+        codes = f", codes={head.codes}" if head.codes else ""
+        return f"DFTHead(k={head.k}, slack={head.slack}{codes})"
+    if isinstance(head, sk.LinearHead):
+        return f"LinearHead(bottleneck={head.bottleneck})"
+    return "nn.Linear and BCEWithLogits, plain torch"

@@ -14,11 +14,12 @@ from tqdm import tqdm
 from sigkernels.datasets import SparseDataset
 from sigkernels.demo import models
 from sigkernels.memory import peak_bytes
-from sigkernels.metrics import RankingMetrics
+from sigkernels.metrics import MeanAveragePrecision, RankingMetrics
 
 LEARNING_RATE = 1e-3
 BATCH = 256
 CUTOFFS = (5, 10)
+DEPTH = 100  # labels of each row that the mean average precision sees
 
 
 @dataclass
@@ -31,17 +32,24 @@ class Result:
     losses: list[float] = field(default_factory=list)  # per step
     f1_at_5: list[float] = field(default_factory=list)  # per epoch
     f1_at_10: list[float] = field(default_factory=list)
+    mean_average_precision: float = 0.0  # after the last epoch
     step_ms: float = 0.0
     head_peak_bytes: int | None = None
     train_seconds: float = 0.0
     verify_seconds: float = 0.0
     verdicts: dict[str, int] = field(default_factory=dict)
     impossible: list[int] = field(default_factory=list)  # rows of the verified sets, proved
+    radii: list[float] = field(default_factory=list)  # proved lower bounds, of the sets whose radius was asked for
 
     @property
     def impossible_share(self) -> float:
         """Share of the verified test sets that no input can produce, each with its proof."""
         return len(self.impossible) / max(sum(self.verdicts.values()), 1)
+
+    @property
+    def radius_range(self) -> tuple[float, float] | None:
+        """The smallest and the median radius; a set that is impossible has none and counts as 0."""
+        return (min(self.radii), statistics.median(self.radii)) if self.radii else None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"impossible_share": self.impossible_share}
@@ -55,6 +63,15 @@ def f1_at(model: models.Model, data: SparseDataset, cutoffs: tuple[int, ...] = C
             ranking.update(model.head.topk(model.encoder(batch.features), max(cutoffs))[1], batch.labels)
     scores = ranking.compute()
     return [scores[f"F1@{m}"] for m in cutoffs]
+
+
+@torch.no_grad()
+def mean_average_precision(model: models.Model, data: SparseDataset) -> float:
+    """mAP over ``data``: labels below the ``DEPTH`` best of a row count as tied."""
+    metric = MeanAveragePrecision(data.labels.num_labels)
+    for batch in data.batches(1000):
+        metric.update(*model.head.topk(model.encoder(batch.features), DEPTH), batch.labels)
+    return metric.compute()["mAP"]
 
 
 def train(
@@ -90,6 +107,7 @@ def train(
             result.f1_at_10.append(scores[1])
             bar.set_postfix({"loss": f"{result.losses[-1]:.1f}", "F1@5": f"{scores[0]:.3f}"})
     result.train_seconds = time.perf_counter() - started
+    result.mean_average_precision = mean_average_precision(model, test_set)
     result.step_ms = 1000 * statistics.median(seconds)
 
 
