@@ -13,7 +13,7 @@ from typing import Any
 from sigkernels import htmlreport
 
 OURS = "sigkernels"
-TEAL, RED, GREY = "#00798c", "#d1495b", "#7a8793"
+TEAL, RED, GREY, BLUE = "#00798c", "#d1495b", "#7a8793", "#30638e"
 PEERS = {"eager": "#d1495b", "compiled": "#edae49", "other": "#5c4d7d"}
 SPEED = ("fused_loss", "losses", "lml", "topk", "predict", "logits", "verify")
 

@@ -4,9 +4,9 @@
     python docs/pictures.py --bench bench/out/report.json    # keeps that run as docs/results/bench.json first
     python docs/pictures.py --demo demo.json                 # and this one, of sigkernels demo --json
 
-``bench.json`` comes from ``sigkernels bench``, ``demo.json`` from ``sigkernels demo --json`` and ``reference.json``
-from ``python bench/reference.py``. Pictures go to docs/img; tables go between ``<!-- name -->`` and ``<!-- /name -->``
-in README.md and docs/choosing.md. A run that is not saved leaves its table as it is.
+``bench.json`` comes from ``sigkernels bench``, ``demo.json`` from ``sigkernels demo --json``, ``reference.json`` from
+``python bench/reference.py`` and ``reference_losses.json`` from ``python bench/reference_losses.py``. Pictures go to docs/img; tables go between ``<!-- name -->`` and ``<!-- /name -->``
+in README.md, docs/choosing.md and docs/losses.md. A run that is not saved leaves its table as it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -122,46 +123,106 @@ def ratio_table(factors: dict[str, dict[str, float | None]]) -> str:
 # -- the trained heads ----------------------------------------------------------------------------------------------
 
 
+KINDS = {
+    "full": ("full `nn.Linear`", plots.GREY),
+    "bottleneck": ("bottleneck of {}", plots.RED),
+    "dft": ("DFT, slack {}", plots.TEAL),
+    "codes": ("DFT + 256 codes, slack {}", plots.BLUE),
+}
+LABELS = {"full": "full nn.Linear", "bottleneck": "bottleneck", "dft": "DFT head", "codes": "DFT head with codes"}
+
+
+def _last(runs: dict[str, Any], key: str) -> str:
+    """Mean ± standard deviation over the seeds, of a value or of the last of its list."""
+    values = [run[key][-1] if isinstance(run[key], list) else run[key] for run in runs.values()]
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{spread}"
+
+
+def _mean(runs: dict[str, Any]) -> float:
+    return statistics.mean(run["f1_at_5"][-1] for run in runs.values())
+
+
 def reference(run: dict[str, Any]) -> None:
-    heads = run["heads"]
-    widths = sorted({int(head.partition(":")[2]) for head in heads if head != "plain:0"})
+    by_prior: dict[str, dict[tuple[str, int], Any]] = {}
+    for name, runs in run["heads"].items():
+        kind, width, prior = name.split(":")
+        by_prior.setdefault(prior, {})[kind, int(width)] = runs
+    heads = by_prior["frequencies"]
+    _draw_scores(heads, run)
+    _draw_radii(heads, run)
+    lines = [
+        "| head | parameters | F1@5 | F1@10 | mAP | never predictable | smallest / median radius |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (kind, width), runs in sorted(heads.items(), key=lambda item: (item[0][1], list(KINDS).index(item[0][0]))):
+        first = runs["0"]
+        never, verified = first["verdicts"].get("UNARGMAXABLE", 0), sum(first["verdicts"].values())
+        radii = f"{min(first['radii']):.2g} / {statistics.median(first['radii']):.2g}"
+        lines.append(
+            f"| {KINDS[kind][0].format(width)} | {first['head_parameters'] / 1e6:.2f} M | {_last(runs, 'f1_at_5')} | "
+            f"{_last(runs, 'f1_at_10')} | {_last(runs, 'map')} | {never} of {verified} | {radii} |"
+        )
+    epochs, seeds = first["epochs"], len(runs)
+    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{epochs} epochs, {seeds} seeds: " + source(run))
+
+    narrow = [key for key in heads if key[1] in (0, 25)]
+    lines = ["| head | " + " | ".join(f"prior: {prior}" for prior in PRIORS) + " |", "|---" * (len(PRIORS) + 1) + "|"]
+    for key in narrow:
+        cells = [_last(by_prior[prior][key], "f1_at_5") if key in by_prior.get(prior, {}) else "–" for prior in PRIORS]
+        lines.append(f"| {KINDS[key[0]][0].format(key[1])} | " + " | ".join(cells) + " |")
+    fill("docs/choosing.md", "prior", "\n".join(lines) + f"\n\nF1@5, {epochs} epochs, {seeds} seeds: " + source(run))
+
+
+PRIORS = ("none", "mean", "frequencies")
+
+
+def _draw_scores(heads: dict[tuple[str, int], Any], run: dict[str, Any]) -> None:
+    """What a bottleneck rules out, and F1 against parameters."""
+    widths = sorted({width for _, width in heads if width})
     figure, (left, right) = _two_axes()
-    for kind, colour, label in (("bottleneck", plots.RED, "bottleneck"), ("dft", plots.TEAL, "DFT head")):
-        mine = [heads[f"{kind}:{width}"] for width in widths]
-        left.plot(widths, [100 * m["impossible_share"] for m in mine], "o-", color=colour, label=label)
-        right.plot(widths, [m["f1_at_5"] for m in mine], "o-", color=colour, label=label)
-    for width in widths:
-        share = 100 * heads[f"bottleneck:{width}"]["impossible_share"]
-        left.annotate(f"{share:.1f} %", (width, share), xytext=(6, 4), textcoords="offset points", fontsize=8)
-    if "plain:0" in heads:
-        right.axhline(heads["plain:0"]["f1_at_5"], color=plots.GREY, linestyle="--")
-        right.text(widths[0], heads["plain:0"]["f1_at_5"], "full nn.Linear", fontsize=8, va="bottom")
-    left.set(xlabel="learned columns", ylabel="test sets proved unpredictable, %", ylim=(-1, None))
-    right.set(xlabel="learned columns", ylabel="F1@5 on the test set")
-    for axes in (left, right):
-        axes.set_xticks(widths)
-    htmlreport.legend(figure, columns=2)
+    for kind in list(KINDS)[1:]:
+        runs = [heads[kind, width] for width in widths]
+        colour = KINDS[kind][1]
+        shares = [100 * r["0"]["impossible_share"] for r in runs]
+        left.plot(widths, shares, "o-", color=colour, label=LABELS[kind])
+        right.plot([r["0"]["head_parameters"] / 1e6 for r in runs], [_mean(r) for r in runs], "o-", color=colour)
+        if kind == "bottleneck":
+            for width, share in zip(widths, shares, strict=True):
+                left.annotate(f"{share:.1f} %", (width, share), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    full = heads["full", 0]
+    right.plot([full["0"]["head_parameters"] / 1e6], [_mean(full)], "s", color=plots.GREY, label=LABELS["full"])
+    left.set(xlabel="learned columns", ylabel="test sets proved unpredictable, %", ylim=(-1, None), xticks=widths)
+    right.set(xlabel="parameters of the head, millions", ylabel="F1@5 on the test set", xscale="log")
+    htmlreport.legend(figure, columns=4)
     save(figure, "unargmaxable", run)
 
-    lines = [
-        "| head | parameters | F1@5 | F1@10 | test sets that can never be predicted |",
-        "|---|---|---|---|---|",
-    ]
-    names = {
-        "plain": "full `nn.Linear`",
-        "bottleneck": "`LinearHead(bottleneck={})`",
-        "dft": "`DFTHead(k=80, slack={})`",
-    }
-    for head, result in sorted(heads.items(), key=lambda item: (int(item[0].partition(":")[2]), item[0])):
-        kind, _, width = head.partition(":")
-        verified = sum(result["verdicts"].values())
-        never = result["verdicts"].get("UNARGMAXABLE", 0)
-        lines.append(
-            f"| {names[kind].format(width)} | {result['head_parameters'] / 1e6:.2f} M | {result['f1_at_5']:.3f} | "
-            f"{result['f1_at_10']:.3f} | {never:,} of {verified:,} ({100 * never / max(verified, 1):.1f} %) |"
-        )
-    epochs = next(iter(heads.values()))["epochs"]
-    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{epochs} epochs, seed 0: " + source(run))
+
+def _draw_radii(heads: dict[tuple[str, int], Any], run: dict[str, Any]) -> None:
+    """How wide the regions of random sets are, by their size."""
+    figure, both = _two_axes()
+    for axes, width in zip(both, (25, 100), strict=True):
+        for kind in list(KINDS)[1:]:
+            radii = heads[kind, width]["0"]["radius_by_size"]
+            sizes = [int(size) for size in radii]
+            floor = [max(statistics.median(values), 1e-12) for values in radii.values()]
+            axes.plot(sizes, floor, "o-", color=KINDS[kind][1], label=LABELS[kind] if width == 25 else None)
+        axes.set(xlabel="labels in the set", xscale="log", yscale="log", xticks=sizes, xticklabels=sizes)
+        axes.set_title(f"{width} learned columns", fontsize=9)
+        axes.minorticks_off()
+    both[0].set(ylabel="median radius (1e-12: none, or thinner)")
+    htmlreport.legend(figure, columns=3)
+    save(figure, "radius", run)
+
+
+def losses(run: dict[str, Any]) -> None:
+    columns = ("P@5", "mAP", *(f"{a}_f1 at {cut}" for cut in ("best", "0.5") for a in ("micro", "macro", "weighted")))
+    titles = ("P@5", "mAP", *(f"{a} F1, {cut}" for cut in ("best", "0.5") for a in ("micro", "macro", "weighted")))
+    lines = ["| loss | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
+    for name, runs in run["losses"].items():
+        lines.append(f"| {name} | " + " | ".join(_last(runs, column) for column in columns) + " |")
+    epochs, seeds = next(iter(runs.values()))["epochs"], len(runs)
+    fill("docs/losses.md", "losses", "\n".join(lines) + f"\n\n{epochs} epochs, {seeds} seeds: " + source(run))
 
 
 def _two_axes() -> tuple[Any, Any]:
@@ -181,17 +242,20 @@ def demo(run: dict[str, Any]) -> None:
         "parameters",
         "F1@5",
         "F1@10",
+        "mAP",
         "training step",
         "peak memory of the head",
         "never predictable",
+        "smallest / median radius",
     )
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for result in run["results"]:
-        peak, never = result["head_peak_bytes"], result["verdicts"].get("UNARGMAXABLE", 0)
+        peak, never, radii = result["head_peak_bytes"], result["verdicts"].get("UNARGMAXABLE", 0), result["radii"]
         lines.append(
             f"| {result['description']} | {result['head_parameters'] / 1e6:.2f} M | {result['f1_at_5'][-1]:.3f} | "
-            f"{result['f1_at_10'][-1]:.3f} | {result['step_ms']:.0f} ms | "
-            f"{'–' if peak is None else f'{peak / 2**20:.0f} MiB'} | {never} of {sum(result['verdicts'].values())} |"
+            f"{result['f1_at_10'][-1]:.3f} | {result['mean_average_precision']:.3f} | {result['step_ms']:.0f} ms | "
+            f"{'–' if peak is None else f'{peak / 2**20:.0f} MiB'} | {never} of {sum(result['verdicts'].values())} | "
+            f"{min(radii):.2g} / {statistics.median(radii):.2g} |"
         )
     about = f"{run['epochs']} epochs, {run['train_examples']:,} training and {run['test_examples']:,} test packages, "
     about += f"{run['seconds']:.0f} s in all: "
@@ -209,7 +273,8 @@ def main() -> None:
     for given, name in ((args.bench, "bench.json"), (args.demo, "demo.json")):
         if given is not None:
             keep(given, name)
-    for name, make in {"bench.json": bench, "demo.json": demo, "reference.json": reference}.items():
+    runs = {"bench.json": bench, "demo.json": demo, "reference.json": reference, "reference_losses.json": losses}
+    for name, make in runs.items():
         if (RESULTS / name).exists():
             make(json.loads((RESULTS / name).read_text(encoding="utf-8")))
             print(f"docs/results/{name}: done")
