@@ -1,4 +1,4 @@
-"""suggest: from the label sets alone, how large k and slack should be, and why."""
+"""suggest: from the label sets alone, how large k, codes and slack should be, which prior to start from, and why."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .codes import guaranteed_size, smallest_codes
 from .heads import DFTHead
 from .labels import LabelSets
 from .validation import check_int
@@ -31,21 +32,24 @@ class Suggestion:
 
     k: int
     slack: int
+    codes: int
     num_labels: int
-    min_features: int  # 2k+1+slack: the encoder must be at least this wide for the guarantee to hold
+    active: float  # labels that are active on average: a prior, where the sets themselves are not at hand
+    min_features: int  # 2k+1+codes+slack: the encoder must be at least this wide for the guarantee to hold
     coverage: float  # share of the given sets with at most k labels
     radius: dict[int, float] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
-            f"DFTHead(in_features ≥ {self.min_features}, num_labels={self.num_labels}, k={self.k}, slack={self.slack})"
+            f"DFTHead(in_features ≥ {self.min_features}, num_labels={self.num_labels}, k={self.k}, slack={self.slack}, "
+            f"codes={self.codes}, bias=True, prior=label_sets)"
         ]
         return "\n".join([*lines, *(f"  - {reason}" for reason in self.reasons)])
 
 
 def suggest(label_sets: Any, sample: int = 64, seed: int = 0) -> Suggestion:
-    """``k`` and ``slack`` of a DFTHead for these label sets, with the reasoning.
+    """``k``, ``slack`` and ``codes`` of a DFTHead for these label sets, and its prior, with the reasoning.
 
     Args:
         label_sets: the label sets of the training examples: LabelSets, a 0/1 array or a sparse matrix ``[N, n]``.
@@ -57,7 +61,8 @@ def suggest(label_sets: Any, sample: int = 64, seed: int = 0) -> Suggestion:
         raise ValueError("label_sets is empty: there is nothing to learn k and slack from")
     sample, seed = check_int("sample", sample, 0), check_int("seed", seed, 0)
     label_sets = label_sets.to("cpu")
-    n, k, slack = label_sets.num_labels, suggest_k(label_sets), suggest_slack(label_sets)
+    n, k, slack, codes = label_sets.num_labels, suggest_k(label_sets), suggest_slack(label_sets), suggest_codes(label_sets)
+    width = 2 * k + 1 + codes + slack
     sizes = label_sets.sizes.numpy()
     coverage = float((sizes <= k).mean())
     radius, how = _radius(label_sets, k, slack, sample, seed)
@@ -65,12 +70,15 @@ def suggest(label_sets: Any, sample: int = 64, seed: int = 0) -> Suggestion:
         _reason_k(label_sets, k, coverage),
         f"slack = {slack}: a random set of {_typical(label_sets):.1f} labels (the mean here) out of {n:,} becomes "
         f"separable with room to spare from about 2·r·ln(n/r) learned columns on; the DFT covers the larger sets",
-        f"the encoder must give at least 2k+1+slack = {2 * k + 1 + slack} features, or its projection cannot reach "
-        "every input of the layer",
-        f"learned numbers: {n * slack:,} in the slack columns (a full linear layer on 768 features has {n * 769:,})",
+        _reason_codes(label_sets, codes),
+        _reason_prior(label_sets, k),
+        f"the encoder must give at least 2k+1+codes+slack = {width} features, or its projection cannot reach every input "
+        "of the layer; with a narrower one leave out the codes first",
+        f"learned parameters: {n * slack:,} in the slack columns (a full linear layer on 768 features has {n * 769:,})",
         how,
     )
-    return Suggestion(k, slack, n, 2 * k + 1 + slack, coverage, radius, reasons)
+    active = label_sets.indices.numel() / len(label_sets)
+    return Suggestion(k, slack, codes, n, active, width, coverage, radius, reasons)
 
 
 def suggest_k(label_sets: LabelSets) -> int:
@@ -83,6 +91,12 @@ def suggest_slack(label_sets: LabelSets) -> int:
     n, r = label_sets.num_labels, _typical(label_sets)
     columns = SLACK_STEP * math.ceil(2 * r * math.log(max(n / r, math.e)) / SLACK_STEP)
     return max(min(columns, n - 2 * suggest_k(label_sets) - 1), 0)
+
+
+def suggest_codes(label_sets: LabelSets) -> int:
+    """The fewest code columns whose guarantee holds for every set; none where a full layer is hardly wider."""
+    codes = smallest_codes(label_sets.num_labels)
+    return codes if 4 * codes <= label_sets.num_labels else 0
 
 
 def _typical(label_sets: LabelSets) -> float:
@@ -103,6 +117,37 @@ def _reason_k(label_sets: LabelSets, k: int, coverage: float) -> str:
     runs = int(label_sets.runs().max())
     order = f"; in this order of the labels no set has more than {runs} runs" if runs < k else ""
     return f"k = {k}: the largest set has that many labels, so all are guaranteed to be predictable{saving}{order}"
+
+
+def _reason_codes(label_sets: LabelSets, codes: int) -> str:
+    n = label_sets.num_labels
+    if not codes:
+        return f"codes = 0: {n} labels are few enough for the slack columns"
+    largest = guaranteed_size(codes, n)
+    if not largest:
+        return f"codes = {codes}: wide regions for typical sets; beyond {codes**2 // 2:,} labels not for every set"
+    share = float((label_sets.sizes <= largest).double().mean())
+    return (
+        f"codes = {codes}: every set of up to {largest} labels ({100 * share:.0f} % of these) keeps a wide region, whatever "
+        "is learned; the DFT's regions are too thin for a trained encoder to find. They have no parameters"
+    )
+
+
+def _reason_prior(label_sets: LabelSets, k: int) -> str:
+    """What the first loss of a row is, by where the labels start."""
+    n, rows = label_sets.num_labels, len(label_sets)
+    frequency = (torch.bincount(label_sets.indices, minlength=n).double() + 0.5) / (rows + 1)
+
+    def first_loss(start: torch.Tensor) -> float:
+        return float(-(frequency * start.log() + (1 - frequency) * torch.log1p(-start)).sum())
+
+    mean = frequency.mean().expand(n)
+    published = torch.full((n,), min(max(k, 0.5), n - 0.5) / n, dtype=torch.float64)
+    return (
+        f"prior = the label sets: {label_sets.indices.numel() / rows:.1f} labels are active on average. The first loss of a "
+        f"row is {n * math.log(2):,.0f} without a prior, {first_loss(published):,.0f} at k/n, {first_loss(mean):,.0f} at "
+        f"the mean and {first_loss(frequency):,.0f} at the frequencies: worth more than the choice of the layer"
+    )
 
 
 def _radius(label_sets: LabelSets, k: int, slack: int, sample: int, seed: int) -> tuple[dict[int, float], str]:

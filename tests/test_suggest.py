@@ -18,8 +18,8 @@ def test_k_is_the_largest_set_and_the_head_can_be_built():
     labels = datasets.synthetic(500, 12, num_examples=500, mean_active=4).load().labels
     found = sk.suggest(labels, sample=0)
     assert found.k == labels.max_active and found.coverage == 1.0 and found.num_labels == 500
-    assert found.min_features == 2 * found.k + 1 + found.slack
-    head = sk.DFTHead(found.min_features, 500, k=found.k, slack=found.slack)
+    assert found.min_features == 2 * found.k + 1 + found.codes + found.slack
+    head = sk.DFTHead(found.min_features, 500, k=found.k, slack=found.slack, codes=found.codes, bias=True, prior=labels)
     assert head.weight_matrix().shape == (500, found.min_features)
     assert found.radius == {} and "sample=0" in str(found)
 
@@ -36,6 +36,20 @@ def test_small_and_odd_sets_give_a_head_that_exists(n, rows):
     found = sk.suggest(sets(*rows, n=n), sample=0)
     assert 2 * found.k + 1 + found.slack <= max(n, 1)
     sk.DFTHead(max(found.min_features, 1), n, k=found.k, slack=found.slack)
+
+
+@pytest.mark.parametrize(("n", "codes"), [(60, 0), (100, 16), (129, 0), (1000, 64), (2049, 256), (600_000, 4096)])
+def test_codes_are_the_fewest_with_a_guarantee_for_every_set(n, codes):
+    found = sk.suggest(sets([1, 2], [3], n=n), sample=0)
+    assert found.codes == codes
+    assert f"codes = {codes}" in str(found)
+
+
+def test_the_prior_and_what_it_is_worth():
+    found = sk.suggest(sets([1, 2], [3], [3, 4, 5]), sample=0)
+    assert found.active == 2.0
+    first = [reason for reason in found.reasons if reason.startswith("prior")][0]
+    assert "2.0 labels are active on average" in first and f"{100 * np.log(2):,.0f} without a prior" in first
 
 
 def test_sets_that_are_too_large_are_told():

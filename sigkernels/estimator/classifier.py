@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..heads import DFTHead, Head, LinearHead
 from ..labels import LabelSets
 from ..losses import BCE, ConfusionLoss, Loss
-from ..suggest import suggest_k, suggest_slack
+from ..suggest import suggest_codes, suggest_k, suggest_slack
 from ..validation import check_int, check_m, check_number
 from .base import BaseEstimator, ClassifierMixin, NotFittedError
 from .features import Features, check_names, sample_weights
@@ -49,6 +49,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         head: ``"dft"`` for a DFTHead, ``"linear"`` for a LinearHead.
         k: most labels that are active together; default: the largest set of ``y``. Only for ``"dft"``.
         slack: learnable columns of the DFTHead; default: what ``sk.suggest`` says of ``y``.
+        codes: fixed code columns of the DFTHead; default: what ``sk.suggest`` says, where the hidden layer has room.
         bottleneck: width of the LinearHead's bottleneck; ``None`` for a full layer. Only for ``"linear"``.
         hidden: width of the hidden layer; default 512, or what the guarantee of the head needs if that is more.
         loss: any loss of the package; default ``BCE()``.
@@ -79,6 +80,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         *,
         k: int | None = None,
         slack: int | None = None,
+        codes: int | None = None,
         bottleneck: int | None = None,
         hidden: int | None = None,
         loss: Loss | None = None,
@@ -94,6 +96,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self.head = head
         self.k = k
         self.slack = slack
+        self.codes = codes
         self.bottleneck = bottleneck
         self.hidden = hidden
         self.loss = loss
@@ -187,13 +190,13 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     def _check_params(self) -> None:
         if self.head not in HEADS:
             raise ValueError(f"head must be one of {', '.join(HEADS)}, got {self.head!r}")
-        foreign = {"dft": ("bottleneck",), "linear": ("k", "slack")}[self.head]
+        foreign = {"dft": ("bottleneck",), "linear": ("k", "slack", "codes")}[self.head]
         for name in foreign:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not for head={self.head!r}, got {name}={getattr(self, name)!r}")
         for name, least in (("epochs", 1), ("batch_size", 1)):
             check_int(name, getattr(self, name), least)
-        for name, least in (("hidden", 1), ("k", 0), ("slack", 0), ("bottleneck", 1)):
+        for name, least in (("hidden", 1), ("k", 0), ("slack", 0), ("codes", 0), ("bottleneck", 1)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), least)
         for name in ("learning_rate", "weight_decay", "threshold"):
@@ -246,22 +249,30 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         return getattr(self, "_trainer", None) or Trainer(self.encoder_, self.head_)
 
     def _build_head(self, labels: LabelSets) -> Head:
+        """The head, with a bias for each label that starts at its frequency in ``labels``."""
         if self.head == "linear":
             hidden = DEFAULT_HIDDEN if self.hidden is None else self.hidden
-            return LinearHead(hidden, labels.num_labels, bottleneck=self.bottleneck)
+            return LinearHead(hidden, labels.num_labels, bottleneck=self.bottleneck, bias=True, prior=labels)
         k = suggest_k(labels) if self.k is None else self.k
         slack = suggest_slack(labels) if self.slack is None else self.slack
-        width = 2 * k + 1 + slack
+        codes = self._codes(labels, 2 * k + 1 + slack)
+        width = 2 * k + 1 + codes + slack
         hidden = max(DEFAULT_HIDDEN, width) if self.hidden is None else self.hidden
         if hidden < width:
             warnings.warn(
-                f"hidden = {hidden} is less than 2k+1+slack = {width}: the guarantee that every set of k = {k} labels "
-                "can be predicted does not hold",
+                f"hidden = {hidden} is less than 2k+1+codes+slack = {width}: the guarantee that every set of k = {k} "
+                "labels can be predicted does not hold",
                 stacklevel=4,
             )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "in_features")  # the same, by the name of the head's argument
-            return DFTHead(hidden, labels.num_labels, k=k, slack=slack)
+            return DFTHead(hidden, labels.num_labels, k=k, slack=slack, codes=codes, bias=True, prior=labels)
+
+    def _codes(self, labels: LabelSets, other_columns: int) -> int:
+        if self.codes is not None:
+            return self.codes
+        codes = suggest_codes(labels)
+        return codes if other_columns + codes <= (self.hidden or DEFAULT_HIDDEN) else 0
 
     def _run(
         self,
