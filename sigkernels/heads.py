@@ -248,9 +248,9 @@ class DFTHead(Head):
         return self._matrix(self._whole("slack_weight"), dtype)
 
     def _matrix(self, slack: Tensor, dtype: torch.dtype) -> Tensor:
-        place = {"dtype": dtype, "device": slack.device}
-        fixed = dft_matrix(self.num_labels, self.k, **place), code_matrix(self.num_labels, self.codes, **place)
-        return torch.cat([*fixed, slack.to(dtype)], dim=1)
+        dft = dft_matrix(self.num_labels, self.k, dtype=dtype, device=slack.device)
+        codes = code_matrix(self.num_labels, self.codes, dtype=dtype, device=slack.device)
+        return torch.cat([dft, codes, slack.to(dtype)], dim=1)
 
     def _whole(self, name: str) -> Tensor:
         """A parameter with a row for each label, of all labels."""
@@ -288,7 +288,9 @@ class DFTHead(Head):
                 f"in_features = {self.in_features} is less than 2k+1+codes+slack = {self.width}, so the projection "
                 "cannot reach every feature vector; use a wider encoder or fewer columns"
             )
-            return replace(found, predictable=False, radius=0.0, source="none", reachable_in_float32=False, reason=reason)
+            return replace(
+                found, predictable=False, radius=0.0, source="none", reachable_in_float32=False, reason=reason
+            )
         return found
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

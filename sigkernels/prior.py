@@ -11,6 +11,7 @@ on getting down to the frequencies of the labels. Starting there is worth more t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from .labels import LabelSets
 from .validation import check_number
 
-Prior: TypeAlias = "LabelSets | Tensor | float"
+Prior: TypeAlias = "LabelSets | Tensor | float | Any"  # label sets in any form that LabelSets.of takes
 _FORMS = "LabelSets of the training examples, a tensor of frequencies [n], or the labels that are active on average"
 
 
@@ -29,23 +30,24 @@ def _logit(share: float) -> float:
 
 def log_odds(prior: Prior, num_labels: int, *, per_label: bool) -> Tensor | float:
     """The log-odds of each label, float64 ``[n]``, or one number for all: where ``per_label`` is False, or the prior is."""
-    if isinstance(prior, LabelSets):
-        _check_sets(prior, num_labels)
-        if not per_label:
-            return _logit((prior.indices.numel() + 0.5) / (len(prior) * num_labels + 1))
-        counts = torch.bincount(prior.indices.cpu(), minlength=num_labels).to(torch.float64)
-        return torch.logit((counts + 0.5) / (len(prior) + 1))
-    if isinstance(prior, Tensor) and prior.ndim > 0:
-        frequencies = _check_frequencies(prior, num_labels)
+    if isinstance(prior, str) or prior is None:
+        raise TypeError(f"prior must be {_FORMS}, got {prior!r}")
+    dimensions = getattr(prior, "ndim", None)
+    if isinstance(prior, LabelSets) or (dimensions != 1 and isinstance(prior, Iterable) and dimensions != 0):
+        return _of_sets(LabelSets.of(prior, num_labels), per_label)
+    if dimensions == 1:
+        frequencies = _check_frequencies(torch.as_tensor(prior), num_labels)
         return torch.logit(frequencies) if per_label else _logit(float(frequencies.mean()))
     return _logit(_check_active(prior, num_labels) / num_labels)
 
 
-def _check_sets(prior: LabelSets, num_labels: int) -> None:
-    if prior.num_labels != num_labels:
-        raise ValueError(f"prior has num_labels = {prior.num_labels}, but the head has {num_labels} labels")
-    if len(prior) == 0:
+def _of_sets(sets: LabelSets, per_label: bool) -> Tensor | float:
+    if len(sets) == 0:
         raise ValueError("prior holds no label sets: there is nothing to count; give those of the training examples")
+    if not per_label:
+        return _logit((sets.indices.numel() + 0.5) / (len(sets) * sets.num_labels + 1))
+    counts = torch.bincount(sets.indices.cpu(), minlength=sets.num_labels).to(torch.float64)
+    return torch.logit((counts + 0.5) / (len(sets) + 1))
 
 
 def _check_frequencies(prior: Any, num_labels: int) -> Tensor:

@@ -61,7 +61,12 @@ def suggest(label_sets: Any, sample: int = 64, seed: int = 0) -> Suggestion:
         raise ValueError("label_sets is empty: there is nothing to learn k and slack from")
     sample, seed = check_int("sample", sample, 0), check_int("seed", seed, 0)
     label_sets = label_sets.to("cpu")
-    n, k, slack, codes = label_sets.num_labels, suggest_k(label_sets), suggest_slack(label_sets), suggest_codes(label_sets)
+    n, k, slack, codes = (
+        label_sets.num_labels,
+        suggest_k(label_sets),
+        suggest_slack(label_sets),
+        suggest_codes(label_sets),
+    )
     width = 2 * k + 1 + codes + slack
     sizes = label_sets.sizes.numpy()
     coverage = float((sizes <= k).mean())

@@ -49,7 +49,7 @@ def published(**changes):
         # heads and the DFT
         (lambda: head().predict(torch.zeros(1, 8), None), TypeError, "threshold must be a number, got None"),
         (lambda: head().predict(torch.zeros(1, 8), NAN), ValueError, "threshold must be finite, got nan"),
-        (lambda: head().init_prior("a"), TypeError, "prior must be a number, got 'a'"),
+        (lambda: head().init_prior("a"), TypeError, "prior must be .*, got 'a'"),
         (lambda: head(dtype=torch.int64), TypeError, "dtype must be .*got torch.int64"),
         (lambda: sk.DFTHead(8, 10, 2, dtype=torch.complex64), TypeError, "dtype must be .*got torch.complex64"),
         (lambda: sk.DFTHead(8, 10, torch.tensor(2.0)), TypeError, "k must be a whole number, got tensor"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +85,14 @@ def test_parameters_drawn_again_start_at_the_same_prior(name):
     torch.testing.assert_close(start(again), start(head), rtol=0, atol=0)
 
 
+def test_sets_in_any_form():
+    sets = labels()
+    heads = [sk.LinearHead(32, N, prior=form) for form in (sets, sets.to_lists(), sets.to_dense(), sets.to_scipy())]
+    assert all(torch.equal(head.bias, heads[0].bias) for head in heads)
+    by_array = sk.LinearHead(32, N, prior=np.full(N, 0.25))
+    assert torch.allclose(by_array.bias, torch.logit(torch.tensor(0.25)))
+
+
 def test_constructors_and_swap_take_it():
     sets = labels()
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, N))
@@ -103,14 +112,15 @@ def test_a_prior_lowers_the_first_loss():
 @pytest.mark.parametrize(
     ("prior", "error", "words"),
     [
-        ("mean", TypeError, "prior must be a number, got 'mean'"),
+        ("mean", TypeError, "prior must be .*, got 'mean'"),
+        (None, TypeError, "prior must be .*, got None"),
         (0, ValueError, "between 0 and num_labels = 60"),
         (60, ValueError, "between 0 and num_labels = 60"),
         (float("nan"), ValueError, "finite"),
         (torch.full((59,), 0.1), ValueError, "shape \\[59\\] for 60 labels"),
         (torch.zeros(60), ValueError, "frequency 0.0, which has no finite log-odds"),
         (torch.full((60,), float("nan")), ValueError, "frequency nan"),
-        (sk.LabelSets.from_lists([[1]], 50), ValueError, "num_labels = 50, but the head has 60"),
+        (sk.LabelSets.from_lists([[1]], 50), ValueError, "50"),
         (sk.LabelSets.from_lists([], 60), ValueError, "no label sets"),
     ],
 )

@@ -48,7 +48,7 @@ def test_codes_are_the_fewest_with_a_guarantee_for_every_set(n, codes):
 def test_the_prior_and_what_it_is_worth():
     found = sk.suggest(sets([1, 2], [3], [3, 4, 5]), sample=0)
     assert found.active == 2.0
-    first = [reason for reason in found.reasons if reason.startswith("prior")][0]
+    first = next(reason for reason in found.reasons if reason.startswith("prior"))
     assert "2.0 labels are active on average" in first and f"{100 * np.log(2):,.0f} without a prior" in first
 
 

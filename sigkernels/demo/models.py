@@ -46,7 +46,7 @@ class PlainLinear(nn.Linear):
     @torch.no_grad()
     def init_prior(self, labels: LabelSets | float) -> None:
         """What ``LinearHead.init_prior`` does."""
-        self.bias.copy_(sk.LinearHead(1, self.out_features, prior=labels).label_bias())
+        self.bias.copy_(sk.LinearHead(1, self.out_features, bias=True, prior=labels).state_dict()["bias"])
 
 
 class Model(nn.Module):

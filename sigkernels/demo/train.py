@@ -70,7 +70,8 @@ def mean_average_precision(model: models.Model, data: SparseDataset) -> float:
     """mAP over ``data``: labels below the ``DEPTH`` best of a row count as tied."""
     metric = MeanAveragePrecision(data.labels.num_labels)
     for batch in data.batches(1000):
-        metric.update(*model.head.topk(model.encoder(batch.features), DEPTH), batch.labels)
+        values, top = model.head.topk(model.encoder(batch.features), DEPTH)
+        metric.update(values, top, batch.labels)
     return metric.compute()["mAP"]
 
 
