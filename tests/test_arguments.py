@@ -12,7 +12,7 @@ import sigkernels as sk
 from sigkernels import metrics
 
 NAN, INF = math.nan, math.inf
-TOP = torch.zeros(1, 2, dtype=torch.int64)
+TOP = torch.arange(2)[None]
 X, Y = np.eye(4, dtype=np.float32), np.eye(4, dtype=int)
 
 

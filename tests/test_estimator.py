@@ -195,7 +195,7 @@ def test_bad_use(fitted):
         fitted.score(np.ones((4, 512)), [0, 1, 2, 3])
     with pytest.raises(ValueError, match="m must lie in 1 … num_labels = 60"):
         fitted.topk(np.ones((4, 512)), 61)
-    with pytest.warns(UserWarning, match=r"hidden = 4 is less than 2k\+1\+slack"):
+    with pytest.warns(UserWarning, match=r"hidden = 4 is less than 2k\+1\+codes\+slack"):
         small(hidden=4, epochs=1).fit(np.eye(4), np.eye(4, 30))
 
 

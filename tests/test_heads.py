@@ -253,7 +253,7 @@ def test_a_trained_bottleneck_becomes_a_dft_head_with_the_same_logits(name, code
 
 def test_what_has_no_bottleneck_is_not_upgraded():
     for full in (sk.LinearHead(64, 60), nn.Linear(64, 60)):
-        with pytest.raises(TypeError, match="no bottleneck.*swap_output_layer"):
+        with pytest.raises(TypeError, match=r"no bottleneck.*swap_output_layer"):
             sk.DFTHead.from_linear(full, k=4)
     for wrong in (nn.Sequential(nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 60)), nn.Conv1d(1, 1, 1), None):
         with pytest.raises(TypeError, match="trained must be a LinearHead with a bottleneck"):

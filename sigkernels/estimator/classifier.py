@@ -234,7 +234,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         scale = features.mean_square(None if weights is None else weights.numpy())
         with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
             torch.manual_seed(int(rng.integers(2**63)))
-            head = self._build_head(labels)
+            head = self._build_head(labels, _frequencies(labels, weights))
             encoder = Encoder(features.width, head.in_features, scale)
         return Trainer(encoder.to(self.device), head.to(self.device))
 
@@ -248,11 +248,11 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             )
         return getattr(self, "_trainer", None) or Trainer(self.encoder_, self.head_)
 
-    def _build_head(self, labels: LabelSets) -> Head:
-        """The head, with a bias for each label that starts at its frequency in ``labels``."""
+    def _build_head(self, labels: LabelSets, prior: Tensor) -> Head:
+        """The head, with a bias for each label that starts at its frequency, ``prior [n]``."""
         if self.head == "linear":
             hidden = DEFAULT_HIDDEN if self.hidden is None else self.hidden
-            return LinearHead(hidden, labels.num_labels, bottleneck=self.bottleneck, bias=True, prior=labels)
+            return LinearHead(hidden, labels.num_labels, bottleneck=self.bottleneck, bias=True, prior=prior)
         k = suggest_k(labels) if self.k is None else self.k
         slack = suggest_slack(labels) if self.slack is None else self.slack
         codes = self._codes(labels, 2 * k + 1 + slack)
@@ -266,7 +266,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "in_features")  # the same, by the name of the head's argument
-            return DFTHead(hidden, labels.num_labels, k=k, slack=slack, codes=codes, bias=True, prior=labels)
+            return DFTHead(hidden, labels.num_labels, k=k, slack=slack, codes=codes, bias=True, prior=prior)
 
     def _codes(self, labels: LabelSets, other_columns: int) -> int:
         if self.codes is not None:
@@ -397,3 +397,10 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         hits, sizes = count_hits(predicted, target)
         weights = np.ones(len(target)) if sample_weight is None else sample_weights(sample_weight, len(target))
         return float(2 * (weights @ hits) / (weights @ sizes)) if weights @ sizes else 1.0
+
+
+def _frequencies(labels: LabelSets, weights: Tensor | None) -> Tensor:
+    """How often each label occurs, float64 ``[n]``, each example counted as often as its weight says."""
+    weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.to(torch.float64)
+    counts = torch.bincount(labels.indices, weights[labels.rows()], minlength=labels.num_labels)
+    return (counts + 0.5) / (weights.sum() + 1)
