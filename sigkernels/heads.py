@@ -231,7 +231,7 @@ class DFTHead(Head):
         if self.shard is not None:
             x = self.shard.share(x)
         start = 0 if self.shard is None else self.shard.start
-        layer = Layer(self.slack_weight, self.bias, LayerMeta(self.num_labels, self.k, start))
+        layer = Layer(self.slack_weight, self.bias, LayerMeta(self.num_labels, self.k, start, self.codes))
         return x, *validation.check_input(x, layer, "slack_weight")
 
     def _label_parameters(self) -> Mapping[str, Tensor]:
