@@ -10,6 +10,7 @@ from . import datasets, functional, metrics, signs
 from .backends import available_backends, backend, backend_status
 from .clip import clip_grad_norm_
 from .dft import dft_matrix
+from .guarantee import Guarantee
 from .heads import DFTHead, Head, LinearHead
 from .labels import LabelSets
 from .losses import (
@@ -59,6 +60,7 @@ __all__ = [
     "DFTHead",
     "ElementwiseLoss",
     "Focal",
+    "Guarantee",
     "Head",
     "LabelSets",
     "LinearHead",

@@ -73,7 +73,7 @@ def test_the_published_prior_is_there_by_name():
     head.init_prior("paper")
     assert head.proj.bias[0].item() == pytest.approx(expected, rel=1e-6)
     assert sk.DFTHead(32, N, k=4, prior=None).proj.bias[1:].any()
-    assert math.isfinite(sk.DFTHead(4, 1, k=0).proj.bias[0])
+    assert math.isfinite(sk.DFTHead(4, 1, k=0).proj.bias[0].item())
 
 
 @pytest.mark.parametrize("name", heads())
