@@ -37,7 +37,7 @@ SLACK, CODES = 100, 256
 
 LOSSES: dict[str, sk.Loss] = {
     "BCE": sk.BCE(),
-    "PolyBCE": sk.PolyBCE(),
+    "Poly1BCE": sk.Poly1BCE(),
     "Focal": sk.Focal(),
     "Asymmetric": sk.Asymmetric(),
     "SigmoidF1": sk.SigmoidF1(),
