@@ -10,14 +10,20 @@ from fractions import Fraction
 import numpy as np
 
 
-def is_argmaxable(W, active, bias=None) -> bool:
-    """Whether some x has ``y_i(w_i·x + c_i) > 0`` for all i, decided exactly."""
+def is_argmaxable(W, active, bias=None, nonnegative=False) -> bool:
+    """Whether some x (``nonnegative``: some x ≥ 0) has ``y_i(w_i·x + c_i) > 0`` for all i, decided exactly.
+
+    With x ≥ 0 the alternative is ``Σ λ_i y_i w_i ≤ 0``: one slack variable for each column.
+    """
     n = len(W)
     sign = [1 if i in set(map(int, active)) else -1 for i in range(n)]
     rows = [[sign[i] * Fraction(float(v)) for v in W[i]] for i in range(n)]
     if bias is not None:
         rows = [[*row, sign[i] * Fraction(float(bias[i]))] for i, row in enumerate(rows)]
         rows.append([Fraction(0)] * (len(rows[0]) - 1) + [Fraction(1)])
+    if nonnegative:
+        width = len(W[0])
+        rows += [[Fraction(int(j == c)) for c in range(len(rows[0]))] for j in range(width)]
     return not _has_nonnegative_solution(rows)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from .classifier_file import StoredClassifier, load_classifier
 from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays
 from .gate import TOLERABLE, Gate
+from .inputs import DOMAINS
 from .label_file import load_label_sets
 from .report import CheckResult, Report
 from .rules import FREE, RULES
@@ -63,6 +64,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help='probability above which a label is predicted (default 0.5), "free" for one that is chosen for each input, '
         "or a file with one for each label",
     )
+    parser.add_argument("--domain", choices=DOMAINS, default="all", help="nonnegative: features after a ReLU")
     parser.add_argument("--tol", type=float, default=1e-8, help="least radius that counts as argmaxable (default 1e-8)")
     parser.add_argument("--box", type=float, default=1e4, help="bound on the inputs (default 1e4)")
     parser.add_argument("--radius", action="store_true", help="close the interval of every radius")
@@ -108,6 +110,7 @@ def _verify(args: argparse.Namespace) -> int:
         progress=False if args.quiet or args.json else None,
         rule=args.rule,
         threshold=_threshold(args.threshold),
+        domain=args.domain,
     )
     if out is not None:
         report.save(out)
@@ -144,7 +147,8 @@ def _as_json(
         "unused": layer.unused,
         "rule": question.rule.name,
         "threshold": threshold.tolist() if isinstance(threshold, np.ndarray) else threshold,
-        "labels": question.n,
+        "domain": question.domain,
+        "labels": question.labels,
         "features": question.inputs,
         "sets": len(report),
         "tol": question.tol,

@@ -16,6 +16,8 @@ from ..validation import check_number, is_distributed
 from .question import Question
 from .rules import DecisionRule
 
+DOMAINS = ("all", "nonnegative")
+
 
 def _plain(name: str, value: torch.Tensor) -> ndarray:
     """The numbers of a tensor; one that has none of its own is refused with the remedy."""
@@ -62,7 +64,9 @@ def as_numpy(name: str, value: Any) -> ndarray:
     return value
 
 
-def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: DecisionRule) -> tuple[Question, list[str]]:
+def as_question(
+    classifier: Any, bias: Any, tol: float, box: float, rule: DecisionRule, domain: str = "all"
+) -> tuple[Question, list[str]]:
     """The question that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
     notes = []
     k, codes = -1, 0
@@ -91,13 +95,15 @@ def as_question(classifier: Any, bias: Any, tol: float, box: float, rule: Decisi
             f"the verdicts are about the output layer: its projection from {projection.in_features} to "
             f"{projection.out_features} features cannot reach every x"
         )
-    question = checked_question(weight, bias, k, tol, box, rule, codes)
+    question = checked_question(weight, bias, k, tol, box, rule, codes, domain)
     if weight.dtype == np.float32 and k < 0:
         notes.append("the float32 weights are taken as the exact numbers they store")
     if rule.is_free and k >= 0:
         notes.append("a free threshold adds nothing to a DFT head: its first column is constant")
     elif np.any(rule.logit()):
         notes.append("the threshold's logit is part of the bias, rounded to float64")
+    if domain != "all":
+        notes.append(f"only inputs without negative entries count; in proofs label {question.labels} + j is x_j > 0")
     return question, notes
 
 
@@ -124,7 +130,7 @@ def rule_of(classifier: Any, rule: Any, threshold: Any) -> DecisionRule:
 
 
 def checked_question(
-    weight: Any, bias: Any, k: int, tol: float, box: float, rule: DecisionRule, codes: int = 0
+    weight: Any, bias: Any, k: int, tol: float, box: float, rule: DecisionRule, codes: int = 0, domain: str = "all"
 ) -> Question:
     """The question of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
     tol, box = check_number("tol", tol), check_number("box", box)
@@ -148,4 +154,11 @@ def checked_question(
         if not np.any(bias):
             bias = None
     rule.check_shape(weight.shape[0])
-    return Question(weight, bias, k, tol, box, rule, codes)
+    if domain not in DOMAINS:
+        raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
+    if domain != "all" and k >= 0:
+        raise ValueError(
+            f"domain={domain!r} is about features after a ReLU, and those of a DFT head are the output of its projection: "
+            'use domain="all", or verify a plain matrix'
+        )
+    return Question(weight, bias, k, tol, box, rule, codes, domain)

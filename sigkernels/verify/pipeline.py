@@ -48,6 +48,7 @@ def verify(
     *,
     rule: str | None = None,
     threshold: Any = None,
+    domain: str = "all",
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
@@ -71,6 +72,8 @@ def verify(
             ``"topk"``, as many as the set has, with the highest logits; ``"argmax"``, the one with the highest logit.
         threshold: for ``rule="threshold"``: a probability (0.5 unless given), one for each label ``[n]``, or
             ``"free"``: chosen for each input, as one more feature. An estimator's rule and threshold are its own.
+        domain: ``"all"`` inputs, or ``"nonnegative"`` ones alone: features after a ReLU. A plain matrix then rules out
+            more sets, and the radius is that of a ball of inputs within ``0 ≤ x_j ≤ box``.
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
@@ -80,15 +83,16 @@ def verify(
     if not isinstance(device, str):
         device = str(device)
     xp = namespace(device)
-    question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold))
+    question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain)
     if not question.is_dense:
         notes.append(
             f"W would have {question.n * question.d:,} entries and is not formed: only closed forms were tried, "
             "so THIN sets may have a larger radius"
         )
-    given = LabelSets.of(label_sets, question.n).to("cpu")
+    given = LabelSets.of(label_sets, question.labels).to("cpu")
     question.rule.check_sets(given)
     sets, inverse = distinct_sets(active_labels(given))
+    sets = question.with_domain(sets)
 
     with one_blas_thread(), Progress(progress, len(sets)) as bar:
         began = time.perf_counter()

@@ -104,7 +104,8 @@ class Question:
     The stored ``weight`` and ``bias`` are taken as exact numbers (times one power of two, where they are huge or tiny:
     a question of signs). The DFT part means the true (irrational) matrix; its
     float64 rounding is used in computations and its error enters every proof. A threshold of the rule is part of the
-    bias; one that is free is a last column of W, constant and as long as a typical row.
+    bias; one that is free is a last column of W, constant and as long as a typical row. With the domain
+    ``"nonnegative"`` the rows ``labels … n-1`` stand for the features.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Question:
         box: float,
         rule: DecisionRule = DecisionRule(),  # noqa: B008 (frozen)
         codes: int = 0,
+        domain: str = "all",
     ):
         self.stored, self.stored_bias = weight, bias  # [n, s] and [n], as they came in
         self.rule = rule
@@ -129,12 +131,32 @@ class Question:
         if rule.is_free and k < 0:  # the first column of a DFT is constant already
             self.threshold_unit = _typical_norm(self.weight)
             self.weight = np.column_stack([self.weight, np.full(self.n, self.threshold_unit)])
+        self.labels = self.n
+        self.domain = domain
+        if domain == "nonnegative":
+            self._add_rows_of_the_domain()
         self.d = self.dft_columns + codes + self.weight.shape[1]
         self.tol = float(tol)
         self.box = float(box)
         # Of the DFT columns: in float64, and together with their low parts.
         self.entry_error = DFT_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0
         self.low_error = LOW_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0
+
+    def _add_rows_of_the_domain(self) -> None:
+        """One more row for each feature: ``x_j > 0`` is a label that belongs to every set.
+
+        Strict signs of all logits hold in a neighbourhood, so ``x_j ≥ 0`` and ``x_j > 0`` allow the same sets.
+        """
+        rows = np.eye(self.inputs, self.weight.shape[1]) * _typical_norm(self.weight)
+        self.weight = np.concatenate([self.weight, rows])
+        self.bias = None if self.bias is None else np.append(self.bias, np.zeros(self.inputs))
+        self.n += self.inputs
+
+    def with_domain(self, sets: ActiveSets) -> ActiveSets:
+        """The sets with the rows of the domain, which belong to each of them."""
+        if self.n == self.labels:
+            return sets
+        return [np.append(active, np.arange(self.labels, self.n)) for active in sets]
 
     @cached_property
     def matrix(self) -> ndarray:

@@ -172,19 +172,19 @@ class Report:
         """
         question = self.question
         if head_or_matrix is not None:
-            question, _ = as_question(head_or_matrix, bias, question.tol, question.box, question.rule)
+            question, _ = as_question(head_or_matrix, bias, question.tol, question.box, question.rule, question.domain)
             if (question.n, question.d) != (self.question.n, self.question.d):
                 raise ValueError(
-                    f"head_or_matrix is {question.n} × {question.inputs}, "
-                    f"the report is about {self.question.n} × {self.question.inputs}"
+                    f"head_or_matrix is {question.labels} × {question.inputs}, "
+                    f"the report is about {self.question.labels} × {self.question.inputs}"
                 )
         elif bias is not None:
             q = question
-            question = checked_question(q.stored, bias, q.k, q.tol, q.box, q.rule, q.codes)
+            question = checked_question(q.stored, bias, q.k, q.tol, q.box, q.rule, q.codes, q.domain)
         columns = (self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self.stage)
         if any(len(column) != len(self.sets) for column in columns):
             raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
-        sets = active_labels(self.sets)
+        sets = question.with_domain(active_labels(self.sets))
         ok = np.zeros(len(self), dtype=bool)
         failures = []
         seen: dict[tuple, str] = {}
@@ -211,7 +211,7 @@ class Report:
         """A few lines of text: the verdicts, the radii, the stages, the notes."""
         total = max(1, len(self))
         lines = [
-            f"{len(self)} label sets, {self.question.n} labels, {self.question.inputs} features "
+            f"{len(self)} label sets, {self.question.labels} labels, {self.question.inputs} features "
             f"(tol {self.question.tol:g}); predicted: {self.question.rule}"
         ]
         for name, count in self.counts().items():

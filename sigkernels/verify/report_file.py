@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
-from .inputs import as_numpy, as_question, checked_question
+from .inputs import DOMAINS, as_numpy, as_question, checked_question
 from .question import Question
 from .report import Report, StageReport
 from .rules import DecisionRule
@@ -51,7 +51,7 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
             arrays["bias"] = p.stored_bias
     meta = {
         "format": FORMAT,
-        "n": p.n,
+        "n": p.labels,
         "slack": p.stored.shape[1],
         "k": p.k,
         "codes": p.codes,
@@ -59,7 +59,7 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
         "box": p.box,
     }
     meta |= {"bias": p.stored_bias is not None, "stages": [list(s) for s in report.stages], "notes": report.notes}
-    meta |= {"rule": p.rule.name, "threshold": p.rule.threshold}
+    meta |= {"rule": p.rule.name, "threshold": p.rule.threshold, "domain": p.domain}
     if isinstance(p.rule.threshold, ndarray):
         arrays["threshold"], meta["threshold"] = p.rule.threshold, None
     arrays["meta"] = np.array(json.dumps(meta))
@@ -84,12 +84,14 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
             raise ValueError(f"its format is {meta['format']}, and this version reads format {FORMAT}")
         threshold = data["threshold"] if meta["threshold"] is None else meta["threshold"]
         rule = DecisionRule.of(meta["rule"], threshold)
+        if meta["domain"] not in DOMAINS:
+            raise ValueError(f"its domain is {meta['domain']!r}")
     except (ValueError, TypeError, KeyError) as error:
         raise _unusable(path, error) from None
     if head_or_matrix is None and "weight" not in data:
         raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
     if head_or_matrix is not None:
-        question, _ = as_question(head_or_matrix, bias, tol, box, rule)
+        question, _ = as_question(head_or_matrix, bias, tol, box, rule, meta["domain"])
         if _shape(question) != shape:
             n, slack, k, codes = _shape(question)
             raise ValueError(
@@ -106,10 +108,12 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
             )
     try:
         if head_or_matrix is None:
-            question = checked_question(data["weight"], data.get("bias"), meta["k"], tol, box, rule, meta["codes"])
+            question = checked_question(
+                data["weight"], data.get("bias"), meta["k"], tol, box, rule, meta["codes"], meta["domain"]
+            )
             if _shape(question) != shape:
                 raise ValueError(f"its matrix has shape {data['weight'].shape}, and {shape[:2]} was expected")
-        sets = LabelSets(torch.from_numpy(data["indices"]), torch.from_numpy(data["offsets"]), question.n)
+        sets = LabelSets(torch.from_numpy(data["indices"]), torch.from_numpy(data["offsets"]), question.labels)
         for name in LINES:
             if data[name].shape != (len(sets),):
                 raise ValueError(f"{name} has shape {data[name].shape} for {len(sets)} label sets")
@@ -134,7 +138,7 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
 
 def _shape(question: Question) -> tuple[int, int, int, int]:
     """(labels, columns that are stored, k, codes)."""
-    return question.n, question.stored.shape[1], question.k, question.codes
+    return question.labels, question.stored.shape[1], question.k, question.codes
 
 
 def _unusable(path: str | Path, error: Exception) -> ValueError:
