@@ -29,8 +29,8 @@ class Coded:
 def coded(monkeypatch):
     """``verify`` of a question with codes, built from (slack, bias)."""
 
-    def as_question(head, bias, tol, box, rule):
-        return Question(S, bias, K, tol, box, rule, CODES), []
+    def as_question(head, bias, tol, box, rule, domain):
+        return Question(S, bias, K, tol, box, rule, CODES, domain), []
 
     monkeypatch.setattr(pipeline, "as_question", as_question)
     return lambda sets, **options: verify(Coded(), sets, **options)
