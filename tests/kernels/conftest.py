@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from sigkernels.backends.cuda import CUDABackend
+
 from .on_host import load, patched
 from .toolchain import host_module
 
@@ -24,6 +26,6 @@ def host_kernels(artefacts: Path) -> ModuleType:
 
 
 @pytest.fixture
-def cuda_on_host(host_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def cuda_on_host(host_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> CUDABackend:
     """The CUDA backend, launchers and bindings included, on CPU tensors."""
     return patched(host_kernels, monkeypatch.setattr)

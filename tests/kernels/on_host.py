@@ -12,6 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sigkernels import backends
+from sigkernels.backends import cuda
+from sigkernels.backends.cuda import CUDABackend
+
 
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("_cuda", path)
@@ -21,17 +25,16 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def patched(kernels: ModuleType, set_attribute: Callable[[object, str, Any], None]) -> ModuleType:
-    """``sigkernels.backends.cuda`` with ``kernels`` as its compiled module and CPU tensors allowed."""
-    from sigkernels import backends
-    from sigkernels.backends import cuda
-
+def patched(kernels: ModuleType, set_attribute: Callable[[object, str, Any], None]) -> CUDABackend:
+    """The CUDA backend with ``kernels`` as its compiled module and CPU tensors allowed."""
     cuda._resident_blocks.cache_clear()
     set_attribute(cuda, "_module", lambda: kernels)
-    set_attribute(cuda.CUDABackend, "unavailable", lambda self: None)
-    set_attribute(cuda.CUDABackend, "devices", lambda self: ("cpu",))
+    set_attribute(CUDABackend, "unavailable", lambda self: None)
+    set_attribute(CUDABackend, "devices", lambda self: ("cpu",))
     backends._unavailable.cache_clear()
-    return cuda
+    backend = backends.by_name("cuda")
+    assert isinstance(backend, CUDABackend)
+    return backend
 
 
 # At import, which for a plugin is before any conftest asks the backends for their devices.

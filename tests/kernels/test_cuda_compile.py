@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sigkernels.backends.tiles import tile_factors
+from sigkernels.backends.gpu_tiles import tile_factors
 from sigkernels.layer import Layer, LayerMeta
 
 from .ptxas import usages

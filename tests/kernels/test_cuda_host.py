@@ -13,8 +13,9 @@ import torch
 
 import sigkernels as sk
 from sigkernels import backends
-from sigkernels.backends import LossCall, fused_pass
-from sigkernels.backends.tiles import tile_factors
+from sigkernels.backends import LossCall, cuda, gpu_pass
+from sigkernels.backends.gpu_kernels import tf32_allowed
+from sigkernels.backends.gpu_tiles import tile_factors
 from sigkernels.labels import LabelSets
 from sigkernels.losses import BCE, Asymmetric, Focal, SigmoidF1
 
@@ -32,24 +33,24 @@ def needs_of(p):
 @pytest.fixture(params=list(DTYPES))
 def dtype(request: pytest.FixtureRequest):
     """Also sets torch's switch for tf32, which decides between two float32 kernels."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = request.param == "tf32"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if request.param == "tf32" else "highest")
     yield DTYPES[request.param]
-    torch.backends.cuda.matmul.allow_tf32 = before
+    torch.set_float32_matmul_precision(before)
 
 
-def fused(cuda, p, loss, needs=None):
-    return cuda.fused_loss(LossCall(p.x, p.layer, p.targets, loss, p.scale, needs or needs_of(p)))
+def fused(backend, p, loss, needs=None):
+    return backend.fused_loss(LossCall(p.x, p.layer, p.targets, loss, p.scale, needs or needs_of(p)))
 
 
-def column(cuda, p, loss):
-    return cuda.column_loss(LossCall(p.x, p.layer, p.targets, loss, 1 / p.layer.num_labels, (True,) * 3 + (False,) * 2))
+def column(backend, p, loss):
+    return backend.column_loss(LossCall(p.x, p.layer, p.targets, loss, 1 / p.layer.num_labels, (True,) * 3 + (False,) * 2))
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_fused_loss(cuda_on_host, dtype, name):
     p = problem(SIZES[name], dtype)
-    check(p, BCE(), fused(cuda_on_host, p, BCE()), tf32=torch.backends.cuda.matmul.allow_tf32)
+    check(p, BCE(), fused(cuda_on_host, p, BCE()), tf32=tf32_allowed())
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -60,7 +61,7 @@ def test_scans(cuda_on_host, dtype, name):
     exact = torch.nn.functional.linear(p.x.double(), _matrix(p.layer))
     exact = exact if p.layer.bias is None else exact + p.layer.bias.double()
     tolerance = {torch.float64: 1e-14, torch.bfloat16: 2**-8, torch.float16: 2**-10}.get(dtype, 1e-6)
-    tolerance = 2**-9 if torch.backends.cuda.matmul.allow_tf32 else tolerance
+    tolerance = 2**-9 if tf32_allowed() else tolerance
     assert z.dtype == dtype and float((z.double() - exact).abs().max()) <= tolerance * float(exact.abs().max())
     for m in {1, min(5, z.shape[1]), z.shape[1]}:
         values, labels = cuda_on_host.topk(p.x, p.layer, m)
@@ -110,7 +111,7 @@ def test_confusion_losses(cuda_on_host, dense):
 def test_confusion_loss_shapes(cuda_on_host, dtype, name):
     p = problem(SIZES[name], dtype)
     p = p._replace(layer=p.layer._replace(bias=torch.full((p.layer.num_rows,), 2.0, dtype=dtype)))
-    check_confusion(cuda_on_host, p, SigmoidF1(), "mean", tf32=torch.backends.cuda.matmul.allow_tf32)
+    check_confusion(cuda_on_host, p, SigmoidF1(), "mean", tf32=tf32_allowed())
 
 
 def test_confusion_loss_without_rows(cuda_on_host):
@@ -124,8 +125,8 @@ def test_dispatch_takes_confusion_losses(cuda_on_host, monkeypatch):
     monkeypatch.setitem(backends._AUTO, "cpu", ("cuda",))
     x, weight = torch.randn(5, 4), torch.randn(70, 4)
     sets = [[1, 2], [69], [], [3], [1]]
-    called, launch = [], cuda_on_host._Engine.confusion_loss
-    monkeypatch.setattr(cuda_on_host._Engine, "confusion_loss", lambda *a: called.append(a) or launch(*a))
+    called, launch = [], cuda.CUDAKernels.confusion_loss
+    monkeypatch.setattr(cuda.CUDAKernels, "confusion_loss", lambda *a: called.append(a) or launch(*a))
     for average, times in (("label", 1), ("pooled", 0)):
         for forced in ("auto", "cuda"):
             called.clear()
@@ -155,12 +156,12 @@ def test_thread_order_does_not_matter(cuda_on_host, monkeypatch):
 @pytest.mark.parametrize("processors", [1, 2, 40])
 def test_any_number_of_blocks(cuda_on_host, monkeypatch, processors):
     monkeypatch.setenv("SHIM_PROCESSORS", str(processors))
-    cuda_on_host._resident_blocks.cache_clear()
+    cuda._resident_blocks.cache_clear()
     p = problem(Size(9, 500, 20, 13), torch.float32)
     check(p, BCE(), fused(cuda_on_host, p, BCE()))
     z = cuda_on_host.logits(p.x, p.layer)
     assert torch.equal(cuda_on_host.topk(p.x, p.layer, 3)[0], z.sort(1, descending=True)[0][:, :3])
-    cuda_on_host._resident_blocks.cache_clear()
+    cuda._resident_blocks.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
@@ -178,19 +179,19 @@ def test_factors_that_do_not_fit(cuda_on_host, host_kernels, name):
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
 def test_add_slabs(cuda_on_host, kind):
     """The second kernel: a sum in a fixed order, scaled, on top of what is there or not."""
-    engine = cuda_on_host._Engine()
+    kernels = cuda_on_host.kernels()
     for count, size in ((1, 1), (7, 33), (19, 1000), (3, 0)):
         slabs, out = torch.randn(count, size, dtype=kind), torch.full((size,), 7.0, dtype=kind)
-        engine.add_slabs(slabs, out, None, False)
+        kernels.add_slabs(slabs, out, None, False)
         torch.testing.assert_close(out, slabs.sum(0))
-        engine.add_slabs(slabs, out, torch.tensor(0.5, dtype=kind), True)
+        kernels.add_slabs(slabs, out, torch.tensor(0.5, dtype=kind), True)
         torch.testing.assert_close(out, 1.5 * slabs.sum(0))
 
 
 def test_chunks_of_rows_and_labels(cuda_on_host, monkeypatch):
     """Small budgets cut one pass into many launches, which add up to the same result."""
-    monkeypatch.setattr(fused_pass, "_SLAB_BYTES", 1)
-    monkeypatch.setattr(fused_pass, "_LAUNCH_ELEMENTS", 128 * 100)
+    monkeypatch.setattr(gpu_pass, "_SLAB_BYTES", 1)
+    monkeypatch.setattr(gpu_pass, "_LAUNCH_ELEMENTS", 128 * 100)
     for kind in (torch.float32, torch.bfloat16):
         p = problem(Size(140, 400, 12, 9, bias=True), kind)
         check(p, BCE(), fused(cuda_on_host, p, BCE()))

@@ -119,9 +119,9 @@ def test_confusion_loss_dtypes(triton, dtype):
 @inside
 def test_more_rows_than_a_launch(triton, monkeypatch):
     """Slabs beyond their budget: the rows are cut into launches, whose gradients of weight and bias add up."""
-    from sigkernels.backends import fused_pass
+    from sigkernels.backends import gpu_pass
 
-    monkeypatch.setattr(fused_pass, "_SLAB_BYTES", 1)
+    monkeypatch.setattr(gpu_pass, "_SLAB_BYTES", 1)
     p = problem(Size(130, 70, 3, 5, bias=True), torch.bfloat16)
     check(p, BCE(), fused(triton, p, BCE()))
 
@@ -155,12 +155,12 @@ def test_ties_nan_and_signed_zero(triton):
 
 @inside
 def test_chunks_of_labels(triton, monkeypatch):
-    from sigkernels.backends import fused_pass
+    from sigkernels.backends import gpu_pass, gpu_scans
     from sigkernels.backends.triton import launch
 
-    monkeypatch.setattr(launch, "_SORT_ELEMENTS", 5 * 64)
-    monkeypatch.setattr(fused_pass, "_LAUNCH_ELEMENTS", 5 * 128)
-    monkeypatch.setattr(launch, "_SPLITS", 2)
+    monkeypatch.setattr(gpu_scans, "_SORT_ELEMENTS", 5 * 64)
+    monkeypatch.setattr(gpu_pass, "_LAUNCH_ELEMENTS", 5 * 128)
+    monkeypatch.setattr(launch, "_PARTS", 2)
     p = problem(Size(5, 300, 20, 13, bias=True), torch.float32)
     check(p, BCE(), fused(triton, p, BCE()))
     check_confusion(triton, p, losses.SigmoidF1(), "mean")

@@ -1,7 +1,7 @@
 """The Triton backend, for NVIDIA and AMD GPUs; needs no compiler at install time.
 
 The fused pass is one kernel on persistent programs, and a small one that adds their slabs of ``grad_x``
-(``backends/fused_pass.py``): no ``[B, n]`` array, no atomics, the same bits every run.
+(``backends/gpu_pass.py``): no ``[B, n]`` array, no atomics, the same bits every run.
 
 With ``TRITON_INTERPRET=1`` in the environment before the first import the same kernels run on CPU tensors.
 """
@@ -12,13 +12,11 @@ import importlib.util
 import os
 
 import torch
-from torch import Tensor
 
-from ...labels import LabelSets
-from ...layer import Layer
 from ...losses import ColumnLoss, ElementwiseLoss
-from .. import torch_tiled
-from ..interface import Backend, ColumnResult, LMLSteps, LossCall, LossResult, Operation
+from ..gpu_backend import GPUBackend
+from ..gpu_kernels import GPUKernels
+from ..interface import LMLSteps, Operation
 
 
 def interpreted() -> bool:
@@ -26,7 +24,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 
 
-class TritonBackend(Backend):
+class TritonBackend(GPUBackend):
     """The kernels of this package. triton is imported at the first launch: nothing is compiled, or parsed, before."""
 
     name = "triton"
@@ -47,33 +45,10 @@ class TritonBackend(Backend):
     def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
         return self.refuses_loss(loss)
 
-    def fused_loss(self, call: LossCall) -> LossResult:
+    def kernels(self) -> GPUKernels:
         from . import launch
 
-        return launch.fused_loss(call)
-
-    def column_loss(self, call: LossCall) -> ColumnResult:
-        from . import launch
-
-        return launch.column_loss(call)
-
-    def logits(self, x: Tensor, layer: Layer) -> Tensor:
-        from . import launch
-
-        return launch.logits(x, layer)
-
-    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
-        return torch_tiled.logits_adjoint(g, layer)
-
-    def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
-        from . import launch
-
-        return launch.topk(x, layer, m)
-
-    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
-        from . import launch
-
-        return launch.predict(x, layer, threshold)
+        return launch.TritonKernels()
 
     def lml(self) -> LMLSteps:
         from . import lml

@@ -1,4 +1,4 @@
-"""The operations of the Triton backend: from tensors to launches. ``fused_pass.py`` has the order of the fused pass."""
+"""The launches of the Triton kernels, from tensors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...labels import LabelSets
-from ...layer import Layer
-from ...losses import ConfusionParams, ElementwiseParams
-from .. import fused_pass
-from ..fused_pass import Columns, Elementwise, Gradients, Targets
-from ..interface import ColumnResult, LossCall, LossResult, accumulate_dtype
-from ..tiles import Chunk, check_size, label_chunks, merge_candidates, set_offsets, sort_logits
-from ..torch_tiled import without_autocast
+from ..gpu_kernels import Columns, Elementwise, Gradients, Targets, tf32_allowed
+from ..gpu_tiles import Chunk
+from ..interface import accumulate_dtype
 from . import configs, interpreted
 from .configs import TILE
 from .kernels import losses, scans
@@ -26,8 +21,7 @@ from .kernels.confusion_loss import confusion_loss_kernel
 from .kernels.fused_loss import fused_loss_kernel
 from .kernels.gradients import add_slabs_kernel
 
-_SORT_ELEMENTS = 2**23  # logits in memory at a time when m is too large for the kernel's lists
-_SPLITS = 256  # programs that share one block of rows in a scan
+_PARTS = 256  # programs that share one block of rows in a scan, at the most
 _ROWS = 128  # a multiple of every BM
 _TYPES = {
     torch.float16: tl.float16,
@@ -51,7 +45,7 @@ def _constants(chunk: Chunk) -> dict[str, Any]:
     acc = _TYPES[accumulate_dtype(dtype)]
     # The interpreter's bfloat16 arithmetic works on bit patterns: give it numbers.
     operand = acc if interpreted() and dtype == torch.bfloat16 else _TYPES[dtype]
-    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 and not torch.version.hip
+    tf32 = dtype == torch.float32 and tf32_allowed() and not torch.version.hip
     return {
         "BN": TILE,
         "HAS_DFT": chunk.factors.rank > 0,
@@ -88,23 +82,11 @@ def _scan(name: str, kernel: Any, chunk: Chunk, programs: int, *args: Any, **kw:
     _launch(name, kernel, chunk, lambda config: (triton.cdiv(chunk.batch, config.BM), programs), *args, **kw)
 
 
-@without_autocast
-def logits(x: Tensor, layer: Layer) -> Tensor:
-    check_size(layer)
-    z = x.new_empty(x.shape[0], layer.num_rows)
-    if z.numel():
-        _logits_into(z, Chunk.of(x, layer, TILE))
-    return z
-
-
-def _logits_into(z: Tensor, chunk: Chunk) -> None:
-    _scan("logits", scans.logits_kernel, chunk, chunk.tiles, z, z.stride(0))
-
-
-class _Engine:
-    """The kernels, for ``fused_pass``."""
+class TritonKernels:
+    """The kernels of this package."""
 
     tile = TILE
+    longest_list = configs.MAX_LIST
 
     def blocks(self, x: Tensor) -> int:
         if not x.is_cuda:
@@ -113,6 +95,9 @@ class _Engine:
 
     def rows(self, x: Tensor) -> int:
         return _ROWS
+
+    def parts(self, chunk: Chunk) -> int:
+        return -(-chunk.tiles // -(-chunk.tiles // _PARTS))
 
     def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Elementwise) -> None:
         spare = chunk.slack
@@ -155,6 +140,27 @@ class _Engine:
                 SCALED=scale is not None, ACCUMULATE=accumulate, BLOCK=configs.SLAB_BLOCK, PARTS=8,
             )  # fmt: skip
 
+    def logits(self, chunk: Chunk, out: Tensor) -> None:
+        _scan("logits", scans.logits_kernel, chunk, chunk.tiles, out, out.stride(0))
+
+    def topk(self, chunk: Chunk, m: int, keys: Tensor, labels: Tensor) -> None:
+        parts, most = keys.shape[1] // m, max(2, triton.next_power_of_2(m))
+        _scan("topk", scans.topk_kernel, chunk, parts, keys, labels, m, parts, M=most)
+
+    def predict_count(self, chunk: Chunk, threshold: float, counts: Tensor) -> None:
+        self._predict(chunk, threshold, counts, counts, counts, False)
+
+    def predict_fill(self, chunk: Chunk, threshold: float, starts: Tensor, indices: Tensor) -> None:
+        self._predict(chunk, threshold, indices, starts, indices, True)
+
+    def _predict(
+        self, chunk: Chunk, threshold: float, counts: Tensor, starts: Tensor, indices: Tensor, fill: bool
+    ) -> None:
+        parts, device = len(starts), chunk.slack.device
+        limit = torch.full((1,), threshold, dtype=accumulate_dtype(chunk.slack.dtype), device=device)
+        arguments = limit, counts, starts, indices, chunk.layer.label_start, -(-chunk.tiles // parts)
+        _scan("predict", scans.predict_kernel, chunk, parts, *arguments, FILL=fill)
+
 
 def _or(tensor: Tensor | None, spare: Tensor) -> Tensor:
     """A kernel that does not touch an argument still takes a pointer."""
@@ -179,75 +185,3 @@ def _gradient_constants(gradients: Gradients) -> dict[str, bool]:
         "NEED_BIAS": gradients.bias is not None,
         "SCALED": gradients.out_scale is not None,
     }
-
-
-@without_autocast
-def fused_loss(call: LossCall) -> LossResult:
-    params = call.loss.kernel_params()
-    assert isinstance(params, ElementwiseParams)
-    return fused_pass.fused_loss(_Engine(), call, params)
-
-
-@without_autocast
-def column_loss(call: LossCall) -> ColumnResult:
-    params = call.loss.kernel_params()
-    assert isinstance(params, ConfusionParams)
-    return fused_pass.column_loss(_Engine(), call, params)
-
-
-@without_autocast
-def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
-    check_size(layer)
-    batch, m = x.shape[0], min(m, layer.num_rows)  # a label range may be shorter than m
-    if not batch:
-        return x.new_empty(0, m), torch.empty(0, m, dtype=torch.int64, device=x.device)
-    if m > configs.MAX_LIST:
-        return _topk_by_sorting(x, layer, m)
-    chunk = Chunk.of(x, layer, TILE)
-    splits = min(chunk.tiles, _SPLITS)
-    key_dtype = torch.int64 if x.dtype == torch.float64 else torch.int32
-    keys = torch.empty(batch, splits * m, dtype=key_dtype, device=x.device)
-    labels = torch.empty(batch, splits * m, dtype=torch.int32, device=x.device)
-    most = max(2, triton.next_power_of_2(m))
-    _scan("topk", scans.topk_kernel, chunk, splits, keys, labels, m, splits, M=most)
-    # An unfilled place has the lowest key and a negative label: it can never reach the m best.
-    return merge_candidates(keys, labels.to(torch.int64) + layer.label_start, m, x.dtype)
-
-
-def _topk_by_sorting(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
-    """For long lists: the logits of a chunk at a time, sorted together with the best so far."""
-    whole = Chunk.of(x, layer, TILE)
-    values, labels = x.new_empty(x.shape[0], 0), x.new_empty(x.shape[0], 0, dtype=torch.int64)
-    for first, count in label_chunks(layer, TILE, x.shape[0], _SORT_ELEMENTS):
-        chunk = whole.part(whole.rows, first, count)
-        z = x.new_empty(x.shape[0], chunk.layer.num_rows)
-        _logits_into(z, chunk)
-        more, where = sort_logits(z, m, chunk.layer.label_start)
-        # What is kept has lower labels than what comes: a stable sort breaks ties rightly.
-        values, order = torch.sort(torch.cat([values, more], 1), dim=1, descending=True, stable=True)
-        values, labels = values[:, :m], torch.cat([labels, where], 1).gather(1, order[:, :m])
-    return values, labels
-
-
-@without_autocast
-def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
-    check_size(layer)
-    batch = x.shape[0]
-    if not batch:
-        indices, offsets = (torch.zeros(count, dtype=torch.int64, device=x.device) for count in (0, 1))
-        return LabelSets.from_sorted(indices, offsets, layer.num_labels)
-    chunk = Chunk.of(x, layer, TILE)
-    # As torch compares: the threshold is rounded to the dtype of the logits.
-    limit = torch.full((1,), threshold, dtype=x.dtype, device=x.device).to(accumulate_dtype(x.dtype))
-    per_split = -(-chunk.tiles // _SPLITS)
-    counts = torch.empty(-(-chunk.tiles // per_split), batch, dtype=torch.int32, device=x.device)
-
-    def scan(starts: Tensor, indices: Tensor, fill: bool) -> None:
-        arguments = (limit, counts, starts, indices, layer.label_start, per_split)
-        _scan("predict", scans.predict_kernel, chunk, len(counts), *arguments, FILL=fill)
-
-    scan(counts, counts, False)
-    offsets, starts = set_offsets(counts)
-    indices = torch.empty(int(offsets[-1]), dtype=torch.int64, device=x.device)
-    scan(starts, indices, True)
-    return LabelSets.from_sorted(indices, offsets, layer.num_labels)

@@ -1,4 +1,4 @@
-"""The fused pass as one Triton kernel on persistent programs; ``backends/fused_pass.py`` launches it."""
+"""The fused pass as one Triton kernel on persistent programs; ``backends/gpu_pass.py`` launches it."""
 
 from __future__ import annotations
 

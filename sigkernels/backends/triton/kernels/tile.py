@@ -1,6 +1,6 @@
 """What every Triton kernel is built on: the logits of BM rows and one tile of BN labels, and its targets.
 
-    z = x_dft · Mᵀ · Uᵀ + x_slack · S_tileᵀ + bias,    M = V · Rot(tile)          (``backends/tiles.py``)
+    z = x_dft · Mᵀ · Uᵀ + x_slack · S_tileᵀ + bias,    M = V · Rot(tile)          (``backends/gpu_tiles.py``)
 
 The factors of the DFT part are worked on RB columns at a time, whatever their rank. They carry the prior of every
 label, and they are few: with 16-bit inputs a factor is used as high + low half, so that 16 bits of it count.

@@ -1,4 +1,4 @@
-"""What the GPU backends share: tile factors on the device, chunks, targets by tile, and the merging of candidates.
+"""A problem cut into tiles, for the GPU backends: tile factors on the device, chunks, targets by tile.
 
 The DFT part of a tile of labels is ``U · V · Rot(tile) · x_dft`` (``dft_plan.py``). U and V are the same for all tiles; a
 kernel turns V for its tile, ``M = V · Rot(tile)``, and sees the tile as ``[U | S_tile]`` times ``[M x_dft | x_slack]``.
@@ -103,6 +103,7 @@ class Chunk(NamedTuple):
     @classmethod
     def of(cls, x: Tensor, layer: Layer, tile: int) -> Chunk:
         """All of it."""
+        check_size(layer)
         columns = layer.dft_columns
         dft = torch.nn.functional.pad(x[:, :columns], (0, -columns % _DFT_ALIGN)).contiguous()
         slack = x[:, columns:].contiguous()
@@ -178,34 +179,3 @@ def gradient_factors(x: Tensor, row_scale: float | Tensor, params: ElementwisePa
             out = out * factor.abs().amax().clamp(min=least)
     out = torch.where((out > 0) & torch.isfinite(out), out, torch.ones_like(out))
     return Factors(row / out, out)
-
-
-# --- top-m and prediction: from what the kernels emit to the result -----------------------------------------
-
-
-def merge_candidates(keys: Tensor, labels: Tensor, m: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The m best of ``keys, labels [B, candidates]``: by key, ties to the lower label; keys become logits again.
-
-    A key is the bit pattern of a logit, bent so that integers order as the numbers do (NaN highest).
-    """
-    order = labels.argsort(dim=1, stable=True)
-    keys, labels = keys.gather(1, order), labels.gather(1, order)
-    keys, order = keys.sort(dim=1, descending=True, stable=True)
-    keys, labels = keys[:, :m].contiguous(), labels.gather(1, order[:, :m])
-    bits = torch.where(keys < 0, keys ^ torch.iinfo(keys.dtype).max, keys)
-    values = bits.view(torch.float64 if keys.dtype == torch.int64 else torch.float32)
-    return values.to(dtype), labels.to(torch.int64)
-
-
-def sort_logits(z: Tensor, m: int, label_start: int) -> tuple[Tensor, Tensor]:
-    """The m highest of ``z [B, c]`` and their labels, by a stable sort: for an m too large for the kernels' lists."""
-    values, order = torch.sort(z, dim=1, descending=True, stable=True)
-    return values[:, :m], order[:, :m] + label_start
-
-
-def set_offsets(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """``counts [parts, B]`` of predicted labels → (``offsets [B+1]``, start of every part of a row ``[parts, B]``)."""
-    sizes = counts.sum(0, dtype=torch.int64)
-    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    before = counts.cumsum(0, dtype=torch.int64) - counts
-    return offsets, (before + offsets[:-1]).contiguous()

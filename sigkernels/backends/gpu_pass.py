@@ -7,7 +7,6 @@ their gradient, and keeps its part of ``grad_x`` in a private slab. A second ker
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +15,8 @@ from ..labels import LabelSets
 from ..losses import ConfusionParams, ElementwiseParams
 from ..losses.kernel_params import UNBOUNDED
 from . import torch_columns
+from .gpu_kernels import Columns, Elementwise, GPUKernels, Gradients, Targets
+from .gpu_tiles import Chunk, SparseTargets, gradient_factors, label_chunks
 from .interface import (
     ColumnResult,
     LossCall,
@@ -26,7 +27,7 @@ from .interface import (
     label_vector,
     like_setting,
 )
-from .tiles import Chunk, SparseTargets, check_size, gradient_factors, label_chunks
+from .torch_tiled import without_autocast
 
 _SLAB_BYTES = 64 * 2**20  # of private grad_x slabs: bounds the rows of one launch
 _COLUMN_SLAB_BYTES = 256 * 2**20  # where all rows must be in one launch: bounds the blocks
@@ -34,81 +35,16 @@ _LAUNCH_ELEMENTS = 2**26  # rows · labels of one launch: bounds the table of wh
 _FLOAT16_HEADROOM = 256.0  # of the confusion losses, whose ∂loss/∂z is below 2β, inside a float16 kernel
 
 
-class Targets(NamedTuple):
-    """Label sets by tile, or numbers; what is not there is None."""
-
-    indices: Tensor | None  # [nnz]
-    at: Tensor | None  # [tiles+1, B] int32: where the positives of each row enter each tile
-    dense: Tensor | None  # [B, m], accumulation dtype
-
-
-class Gradients(NamedTuple):
-    """Where a launch puts its gradients; what is not needed is None."""
-
-    slabs: Tensor | None  # [blocks, B, D]
-    weight: Tensor | None  # [m, s]
-    bias: Tensor | None  # [m]
-    accumulate_weight: bool
-    accumulate_bias: bool
-    out_scale: Tensor | None  # [] or None: multiplies the gradients of weight and bias
-    scratch: Tensor | None  # [blocks, rows, tile]: ∂loss/∂z of a tile while its gradients are made
-
-
-class Elementwise(NamedTuple):
-    """What an elementwise loss adds to a launch."""
-
-    params: ElementwiseParams
-    label_weight: Tensor | None  # [m]
-    pos_weight: Tensor | None  # [m]
-    row_factor: Tensor  # [B]
-    row_sums: Tensor  # [blocks, B] float64, out
-
-
-class Columns(NamedTuple):
-    """What a confusion-matrix loss adds to a launch."""
-
-    params: ConfusionParams
-    scale: float
-    beta: Tensor | None  # [m]; None: the number in the loss
-    eta: Tensor | None  # [m]
-    logits: Tensor  # [blocks, rows, tile] scratch
-    values: Tensor  # [blocks] float64, out
-    grad_beta: Tensor | None  # [m] float64, out
-    grad_eta: Tensor | None  # [m] float64, out
-
-
-class Engine(Protocol):
-    """What a GPU backend brings to the pass."""
-
-    @property
-    def tile(self) -> int:
-        """Labels per tile."""
-
-    def blocks(self, x: Tensor) -> int:
-        """How many blocks run on the device at once."""
-
-    def rows(self, x: Tensor) -> int:
-        """How many rows a block takes at a time; scratch arrays hold a multiple of it."""
-
-    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Elementwise) -> None: ...
-
-    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Columns) -> None: ...
-
-    def add_slabs(self, slabs: Tensor, out: Tensor, scale: Tensor | None, accumulate: bool) -> None:
-        """``out = scale · Σ slabs`` over the first dimension, or that added to ``out``; in a fixed order."""
-
-
 class _Pass:
     """The buffers of one pass over all labels, and the launches that fill them."""
 
-    def __init__(self, engine: Engine, call: LossCall) -> None:
+    def __init__(self, call: LossCall, kernels: GPUKernels) -> None:
         x, layer, targets, needs = call.x, call.layer, call.targets, call.needs
-        check_size(layer)
-        self.engine, self.x, self.layer, self.needs = engine, x, layer, needs
+        self.kernels, self.x, self.layer, self.needs = kernels, x, layer, needs
         self.acc, self.out_dtype = accumulate_dtype(x.dtype), gradient_dtype(x.dtype)
         self.sparse = SparseTargets(targets) if isinstance(targets, LabelSets) else None
         self.dense = None if isinstance(targets, LabelSets) else targets.to(self.acc).contiguous()
-        self.whole = Chunk.of(x, layer, engine.tile)
+        self.whole = Chunk.of(x, layer, kernels.tile)
         self.empty = not x.shape[0] or not layer.num_rows
         make = torch.zeros if self.empty else torch.empty
         self.grad_x = make(x.shape, dtype=self.acc, device=x.device) if needs[0] else None
@@ -124,8 +60,8 @@ class _Pass:
 
     def rows_per_launch(self) -> int:
         """Rows whose private slabs fit the budget, in whole groups."""
-        group = self.engine.rows(self.x)
-        slab_bytes = self.engine.blocks(self.x) * max(self.x.shape[1], 1) * self.acc.itemsize
+        group = self.kernels.rows(self.x)
+        slab_bytes = self.kernels.blocks(self.x) * max(self.x.shape[1], 1) * self.acc.itemsize
         return max(_SLAB_BYTES // slab_bytes // group, 1) * group
 
     def chunks(self, rows: int) -> Iterator[Chunk]:
@@ -134,20 +70,20 @@ class _Pass:
             return
         for row in range(0, self.x.shape[0], rows):
             here = slice(row, min(row + rows, self.x.shape[0]))
-            for first, count in label_chunks(self.layer, self.engine.tile, here.stop - row, _LAUNCH_ELEMENTS):
+            for first, count in label_chunks(self.layer, self.kernels.tile, here.stop - row, _LAUNCH_ELEMENTS):
                 yield self.whole.part(here, first, count)
 
     def targets(self, chunk: Chunk) -> Targets:
         if self.sparse is None:
             assert self.dense is not None
             return Targets(None, None, self.dense[chunk.rows, chunk.labels])
-        return Targets(self.sparse.indices, self.sparse.at(chunk.layer, self.engine.tile, chunk.rows), None)
+        return Targets(self.sparse.indices, self.sparse.at(chunk.layer, self.kernels.tile, chunk.rows), None)
 
     def buffer(self, blocks: int, chunk: Chunk, dtype: torch.dtype) -> Tensor:
         """Scratch for a tile of every block: ``[blocks, rows, tile]``."""
-        group = self.engine.rows(self.x)
+        group = self.kernels.rows(self.x)
         rows = -(-chunk.batch // group) * group
-        return torch.empty(blocks, rows, self.engine.tile, dtype=dtype, device=self.x.device)
+        return torch.empty(blocks, rows, self.kernels.tile, dtype=dtype, device=self.x.device)
 
     def gradients(self, chunk: Chunk, blocks: int, grad_weight: Tensor | None, out_scale: Tensor | None) -> Gradients:
         slab_shape = (blocks, chunk.batch, self.x.shape[1])
@@ -165,7 +101,7 @@ class _Pass:
     def add_grad_x(self, chunk: Chunk, gradients: Gradients) -> None:
         if self.grad_x is not None and gradients.slabs is not None:
             out = self.grad_x[chunk.rows]
-            self.engine.add_slabs(gradients.slabs, out, gradients.out_scale, chunk.labels.start > 0)
+            self.kernels.add_slabs(gradients.slabs, out, gradients.out_scale, chunk.labels.start > 0)
 
     def finish(self, grad_weight: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients of x, weight and bias in the dtype in which they are handed out."""
@@ -177,15 +113,16 @@ def _fewest(tiles: int, blocks: int) -> int:
     return -(-tiles // -(-tiles // blocks))
 
 
-def fused_loss(engine: Engine, call: LossCall, params: ElementwiseParams) -> LossResult:
+@without_autocast
+def fused_loss(call: LossCall, params: ElementwiseParams, kernels: GPUKernels) -> LossResult:
     """An elementwise loss and its gradients."""
-    run, x = _Pass(engine, call), call.x
+    run, x = _Pass(call, kernels), call.x
     scale = gradient_factors(x, call.scale, params)
     step = run.rows_per_launch() if call.needs[0] else max(x.shape[0], 1)
     grad_weight = run.grad_weight(-(-x.shape[0] // step))
     rows = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for chunk in run.chunks(step):
-        blocks = _fewest(chunk.tiles, engine.blocks(x))
+        blocks = _fewest(chunk.tiles, kernels.blocks(x))
         gradients = run.gradients(chunk, blocks, grad_weight, scale.out)
         launch = Elementwise(
             params,
@@ -194,17 +131,18 @@ def fused_loss(engine: Engine, call: LossCall, params: ElementwiseParams) -> Los
             scale.row[chunk.rows],
             torch.empty(blocks, chunk.batch, dtype=torch.float64, device=x.device),
         )
-        engine.fused_loss(chunk, run.targets(chunk), gradients, launch)
-        engine.add_slabs(launch.row_sums, rows[chunk.rows], None, True)
+        kernels.fused_loss(chunk, run.targets(chunk), gradients, launch)
+        kernels.add_slabs(launch.row_sums, rows[chunk.rows], None, True)
         run.add_grad_x(chunk, gradients)
     return LossResult(rows, *run.finish(grad_weight))
 
 
-def column_loss(engine: Engine, call: LossCall, params: ConfusionParams) -> ColumnResult:
+@without_autocast
+def column_loss(call: LossCall, params: ConfusionParams, kernels: GPUKernels) -> ColumnResult:
     """A confusion-matrix loss and its gradients; torch does a pooled one: its sums take a pass of their own."""
     if params.pooled:
         return torch_columns.column_loss(call)
-    run, x, scale = _Pass(engine, call), call.x, float(call.scale)
+    run, x, scale = _Pass(call, kernels), call.x, float(call.scale)
     batch, labels, device = x.shape[0], call.layer.num_rows, x.device
     # float16: ∂loss/∂z keeps to the middle of its range, and the rest of the factor waits for the sums.
     bounded = x.dtype == torch.float16 and params.form != UNBOUNDED
@@ -218,7 +156,7 @@ def column_loss(engine: Engine, call: LossCall, params: ConfusionParams) -> Colu
         torch.zeros(labels, dtype=torch.float64, device=device) if need else None for need in call.needs[3:]
     )
     slab_bytes = max(batch * x.shape[1] * run.acc.itemsize, 1)
-    most = min(engine.blocks(x), max(_COLUMN_SLAB_BYTES // slab_bytes, 1))
+    most = min(kernels.blocks(x), max(_COLUMN_SLAB_BYTES // slab_bytes, 1))
     for chunk in run.chunks(max(batch, 1)):
         blocks = _fewest(chunk.tiles, most)
         gradients = run.gradients(chunk, blocks, grad_weight, out_scale)
@@ -233,8 +171,8 @@ def column_loss(engine: Engine, call: LossCall, params: ConfusionParams) -> Colu
             None if grad_beta is None else grad_beta[chunk.labels],
             None if grad_eta is None else grad_eta[chunk.labels],
         )
-        engine.confusion_loss(chunk, run.targets(chunk), gradients, launch)
-        engine.add_slabs(launch.values, value, None, True)
+        kernels.confusion_loss(chunk, run.targets(chunk), gradients, launch)
+        kernels.add_slabs(launch.values, value, None, True)
         run.add_grad_x(chunk, gradients)
     for grad in (grad_beta, grad_eta):
         if grad is not None:
