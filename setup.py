@@ -153,7 +153,9 @@ def cuda_extension(optional):
         optional=optional and not wanted,
     )
     ext.nvcc, ext.kernels = nvcc, kernels
-    ext.nvcc_flags = arch_flags(os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_CUDA_ARCHS)
+    archs = os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_CUDA_ARCHS
+    ext.nvcc_flags = arch_flags(archs)
+    ext.define_macros += [("SK_CUDA_ARCHS", f'"{archs}"')]
     return [ext]
 
 

@@ -3,6 +3,10 @@
 
 #include "launch.h"
 
+#ifndef SK_CUDA_ARCHS
+#define SK_CUDA_ARCHS ""  // "8.0;9.0+PTX": what setup.py compiles for; empty where nobody says
+#endif
+
 namespace py = pybind11;
 using Address = uintptr_t;  // of device memory; 0 for what is not there
 
@@ -192,6 +196,9 @@ PYBIND11_MODULE(_cuda, m) {
     });
     m.def("device_count", &sk::device_count);
     m.def("devices", &sk::devices);
+    m.def("versions", &sk::versions);
+    m.def("capability", &sk::capability);
     m.attr("TILE") = sk::tile_labels();
     m.attr("LONGEST_LIST") = sk::longest_list();
+    m.attr("ARCHITECTURES") = SK_CUDA_ARCHS;
 }

@@ -10,24 +10,18 @@ void confusion_loss(const LaunchOn& on, const Problem& p, const Targets& targets
     with_kind(p.dtype, [&](auto kind) {
         using K = decltype(kind);
         using Acc = typename K::Acc;
-        constexpr int bytes = ConfusionShared<K>::bytes;
-        ConfusionLossArgs<K> args{};
-        args.tile = tile_args<K>(p, bytes);
-        args.targets = target_args<K>(targets);
-        args.gradients = gradient_args<K>(gradients);
-        args.loss = f.loss;
-        args.beta = static_cast<const Acc*>(f.beta), args.eta = static_cast<const Acc*>(f.eta);
-        args.logits = static_cast<Acc*>(f.logits);
-        args.values = f.values, args.grad_beta = f.grad_beta, args.grad_eta = f.grad_eta;
-        launch(on, "confusion_loss", confusion_loss_kernel<K>, dim3(static_cast<unsigned>(blocks)),
-               bytes + args.tile.resident_bytes(), args);
+        launch_loss(on, "confusion_loss", confusion_loss_kernel<K>, p, targets, gradients, blocks,
+                    ConfusionShared<K>::bytes, kind, [&](ConfusionLossArgs<K>& args) {
+                        args.loss = f.loss;
+                        args.beta = static_cast<const Acc*>(f.beta), args.eta = static_cast<const Acc*>(f.eta);
+                        args.logits = static_cast<Acc*>(f.logits);
+                        args.values = f.values, args.grad_beta = f.grad_beta, args.grad_eta = f.grad_eta;
+                    });
     });
 }
 
 int64_t confusion_loss_shared_bytes(DType dtype) {
-    int64_t bytes = 0;
-    with_kind(dtype, [&](auto kind) { bytes = ConfusionShared<decltype(kind)>::bytes; });
-    return bytes;
+    return by_kind(dtype, [](auto kind) { return ConfusionShared<decltype(kind)>::bytes; });
 }
 
 }  // namespace sk

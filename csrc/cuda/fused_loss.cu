@@ -10,25 +10,19 @@ void fused_loss(const LaunchOn& on, const Problem& p, const Targets& targets, co
     with_kind(p.dtype, [&](auto kind) {
         using K = decltype(kind);
         using Acc = typename K::Acc;
-        constexpr int bytes = FusedShared<K>::bytes;
-        FusedLossArgs<K> args{};
-        args.tile = tile_args<K>(p, bytes);
-        args.targets = target_args<K>(targets);
-        args.gradients = gradient_args<K>(gradients);
-        args.loss = f.loss;
-        args.label_weight = static_cast<const Acc*>(f.label_weight);
-        args.pos_weight = static_cast<const Acc*>(f.pos_weight);
-        args.row_factor = static_cast<const Acc*>(f.row_factor);
-        args.row_sums = f.row_sums;
-        launch(on, "fused_loss", fused_loss_kernel<K>, dim3(static_cast<unsigned>(blocks)),
-               bytes + args.tile.resident_bytes(), args);
+        const auto own = [&](FusedLossArgs<K>& args) {
+            args.loss = f.loss, args.row_sums = f.row_sums;
+            args.label_weight = static_cast<const Acc*>(f.label_weight);
+            args.pos_weight = static_cast<const Acc*>(f.pos_weight);
+            args.row_factor = static_cast<const Acc*>(f.row_factor);
+        };
+        launch_loss(on, "fused_loss", fused_loss_kernel<K>, p, targets, gradients, blocks, FusedShared<K>::bytes, kind,
+                    own);
     });
 }
 
 int64_t rows_per_group(DType dtype) {
-    int64_t rows = 0;
-    with_kind(dtype, [&](auto kind) { rows = decltype(kind)::ROWS; });
-    return rows;
+    return by_kind(dtype, [](auto kind) { return decltype(kind)::ROWS; });
 }
 
 int64_t resident_blocks(DType dtype, int device) {
@@ -37,8 +31,7 @@ int64_t resident_blocks(DType dtype, int device) {
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
     with_kind(dtype, [&](auto kind) {
         using K = decltype(kind);
-        check(cudaFuncSetAttribute(fused_loss_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, BLOCK_BYTES<K>),
-              "fused_loss");
+        allow_shared_memory("fused_loss", fused_loss_kernel<K>, device);
         check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, fused_loss_kernel<K>, THREADS,
                                                             BLOCK_BYTES<K>),
               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
@@ -55,6 +48,20 @@ int device_count() {
         return 0;
     }
     return count;
+}
+
+std::pair<int, int> versions() {
+    int driver = 0, runtime = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess)
+        cudaGetLastError();
+    return {driver, runtime};
+}
+
+std::pair<int, int> capability(int device) {
+    int major = 0, minor = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+    return {major, minor};
 }
 
 std::string devices() {
@@ -74,15 +81,11 @@ std::string devices() {
 }
 
 int64_t block_shared_bytes(DType dtype) {
-    int64_t bytes = 0;
-    with_kind(dtype, [&](auto kind) { bytes = BLOCK_BYTES<decltype(kind)>; });
-    return bytes;
+    return by_kind(dtype, [](auto kind) { return BLOCK_BYTES<decltype(kind)>; });
 }
 
 int64_t fused_loss_shared_bytes(DType dtype) {
-    int64_t bytes = 0;
-    with_kind(dtype, [&](auto kind) { bytes = FusedShared<decltype(kind)>::bytes; });
-    return bytes;
+    return by_kind(dtype, [](auto kind) { return FusedShared<decltype(kind)>::bytes; });
 }
 
 }  // namespace sk

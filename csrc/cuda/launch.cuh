@@ -2,6 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "gradients.cuh"
 #include "launch.h"
@@ -20,23 +23,26 @@ inline void check(cudaError_t error, const char* what) {
     throw CudaError(text);
 }
 
-// Makes a device current, and the one before it again at the end.  This module has its own copy of the runtime.
+// Makes a device current, and at the end again what was current before: another device's context, or none.
 class DeviceGuard {
   public:
     DeviceGuard(int device, const char* what) {
-        check(cudaGetDevice(&before_), what);
-        if (device != before_) check(cudaSetDevice(device), what);
-        changed_ = device != before_;
+        int current = 0;
+        check(cudaGetDevice(&current), what);
+        if (device == current) return;
+        const DriverContext& driver = driver_context();
+        restore_ = driver.get && driver.set && driver.get(&before_) == 0;
+        check(cudaSetDevice(device), what);
     }
     ~DeviceGuard() {
-        if (changed_) cudaSetDevice(before_);
+        if (restore_) driver_context().set(before_);
     }
     DeviceGuard(const DeviceGuard&) = delete;
     DeviceGuard& operator=(const DeviceGuard&) = delete;
 
   private:
-    int before_ = 0;
-    bool changed_ = false;
+    void* before_ = nullptr;
+    bool restore_ = false;
 };
 
 template <class F>
@@ -98,13 +104,48 @@ GradientArgs<K> gradient_args(const Gradients& p) {
     return g;
 }
 
-// Launches a kernel whose only argument is a struct; its shared memory may be above the 48 KB that need no asking.
+// Lets a kernel have more than the 48 KB of shared memory that need no asking: as much as any launch takes, once per
+// kernel and device, because the setting belongs to the device and launches run in several threads at once.
+template <class Args>
+void allow_shared_memory(const char* name, void (*kernel)(Args), int device) {
+    static std::mutex mutex;
+    static std::set<std::pair<void (*)(Args), int>> allowed;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (allowed.count({kernel, device})) return;
+    int most = 0;
+    check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::min(most, ONE_BLOCK_BYTES)),
+          name);
+    allowed.insert({kernel, device});
+}
+
+// Launches a kernel whose only argument is a struct.
 template <class Args>
 void launch(const LaunchOn& on, const char* name, void (*kernel)(Args), dim3 grid, int shared_bytes, const Args& args) {
     const DeviceGuard guard(on.device, name);
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+    allow_shared_memory(name, kernel, on.device);
     SK_LAUNCH(kernel, grid, THREADS, shared_bytes, static_cast<cudaStream_t>(on.stream), args);
     check(cudaGetLastError(), name);
+}
+
+// The arguments that both losses share, on `blocks` persistent blocks; `fill` adds a loss's own.
+template <class Args, class K, class Fill>
+void launch_loss(const LaunchOn& on, const char* name, void (*kernel)(Args), const Problem& p, const Targets& targets,
+                 const Gradients& gradients, int64_t blocks, int bytes, K, Fill fill) {
+    Args args{};
+    args.tile = tile_args<K>(p, bytes);
+    args.targets = target_args<K>(targets);
+    args.gradients = gradient_args<K>(gradients);
+    fill(args);
+    launch(on, name, kernel, dim3(static_cast<unsigned>(blocks)), bytes + args.tile.resident_bytes(), args);
+}
+
+// A number of a kernel that depends on the dtype alone.
+template <class F>
+int64_t by_kind(DType dtype, F number) {
+    int64_t result = 0;
+    with_kind(dtype, [&](auto kind) { result = number(kind); });
+    return result;
 }
 
 template <class K>

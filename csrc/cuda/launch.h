@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "core/confusion.h"
 #include "core/losses.h"
@@ -95,6 +96,8 @@ int64_t block_shared_bytes(DType);           // the most that a block takes with
 int64_t resident_blocks(DType, int device);  // blocks of fused_loss that run at once on the device
 std::string devices();                       // "NVIDIA H100 (sm_90), ..." or why there is none
 int device_count();                          // 0 without a driver or a device
+std::pair<int, int> versions();              // 1000 major + 10 minor of the driver (0 without one) and the runtime
+std::pair<int, int> capability(int device);  // (9, 0) for sm_90
 
 struct CudaError : std::runtime_error {
     using std::runtime_error::runtime_error;

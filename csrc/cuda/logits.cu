@@ -16,9 +16,7 @@ void logits(const LaunchOn& on, const Problem& p, void* out, int64_t out_stride)
 }
 
 int64_t logits_shared_bytes(DType dtype) {
-    int64_t bytes = 0;
-    with_kind(dtype, [&](auto kind) { bytes = Shared<decltype(kind)>::bytes_scan; });
-    return bytes;
+    return by_kind(dtype, [](auto kind) { return Shared<decltype(kind)>::bytes_scan; });
 }
 
 }  // namespace sk

@@ -11,6 +11,7 @@
 // Dynamic shared memory of a block; a macro because the shim keeps one buffer per simulated block.
 #define SK_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #define SK_LAUNCH(kernel, grid, threads, bytes, stream, args) kernel<<<grid, threads, bytes, stream>>>(args)
+#include "driver_context.h"
 #endif
 
 #include <math.h>

@@ -28,9 +28,7 @@ void predict_fill(const LaunchOn& on, const Problem& p, int64_t ranges, double t
 }
 
 int64_t predict_shared_bytes(DType dtype) {
-    int64_t bytes = 0;
-    with_kind(dtype, [&](auto kind) { bytes = PredictShared<decltype(kind)>::bytes; });
-    return bytes;
+    return by_kind(dtype, [](auto kind) { return PredictShared<decltype(kind)>::bytes; });
 }
 
 }  // namespace sk

@@ -30,8 +30,7 @@ __global__ void __launch_bounds__(THREADS, 2) predict_kernel(const PredictArgs<K
     const Factors<K> factors = load_factors(memory + PredictShared<K>::bytes, p.tile);
     auto* position = reinterpret_cast<int64_t*>(memory + PredictShared<K>::at_position);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t first = blockIdx.x * p.tile.tiles / gridDim.x;
-    const int64_t last = (blockIdx.x + int64_t(1)) * p.tile.tiles / gridDim.x;
+    const int64_t first = first_tile(p.tile, blockIdx.x), last = first_tile(p.tile, blockIdx.x + int64_t(1));
     for (int64_t row0 = int64_t(blockIdx.y) * K::ROWS; row0 < p.tile.batch; row0 += int64_t(gridDim.y) * K::ROWS) {
         for (int64_t tile = first; tile < last; ++tile) {
             logits_tile(shared, p.tile, factors, tile, row0);

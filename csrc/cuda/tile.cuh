@@ -36,6 +36,12 @@ struct TileArgs {
     }
 };
 
+// Where the range of tiles of a block of a scan begins; the range before it ends there.
+template <class K>
+__device__ __forceinline__ int64_t first_tile(const TileArgs<K>& t, int64_t block) {
+    return block * t.tiles / gridDim.x;
+}
+
 template <class K, Engine E = K::engine>
 struct Products : SimtProducts<K> {};
 template <class K>

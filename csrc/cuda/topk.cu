@@ -18,9 +18,7 @@ void topk(const LaunchOn& on, const Problem& p, int64_t ranges, int64_t m, void*
 int64_t longest_list() { return MAX_LIST; }
 
 int64_t topk_shared_bytes(DType dtype) {
-    int64_t bytes = 0;
-    with_kind(dtype, [&](auto kind) { bytes = TopkShared<decltype(kind)>::bytes; });
-    return bytes;
+    return by_kind(dtype, [](auto kind) { return TopkShared<decltype(kind)>::bytes; });
 }
 
 }  // namespace sk

@@ -5,7 +5,9 @@ Launchers, bindings and ``backends/cuda.py`` are the real ones too; only the GPU
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import reference
@@ -44,7 +46,9 @@ def fused(backend, p, loss, needs=None):
 
 
 def column(backend, p, loss):
-    return backend.column_loss(LossCall(p.x, p.layer, p.targets, loss, 1 / p.layer.num_labels, (True,) * 3 + (False,) * 2))
+    return backend.column_loss(
+        LossCall(p.x, p.layer, p.targets, loss, 1 / p.layer.num_labels, (True,) * 3 + (False,) * 2)
+    )
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -289,3 +293,35 @@ def test_red_zones_notice_a_write():
     inside.as_strided((1,), (1,), inside.storage_offset() + inside.numel()).fill_(0)
     with pytest.raises(AssertionError, match="outside its output"):
         zones.check()
+
+
+def _add_slabs_on(kernels, device):
+    slabs, out = torch.ones(2, 3), torch.zeros(3)
+    addresses = dict(slabs=slabs.data_ptr(), out=out.data_ptr(), scale=0)
+    kernels.add_slabs(device=device, stream=0, **addresses, count=2, size=3, wide=False, accumulate=False)
+    assert out.tolist() == [2, 2, 2]
+
+
+def test_a_launch_makes_no_context_on_another_device(host_kernels):
+    """A thread that has used no GPU launches on device 1: nothing is made on device 0, and nothing stays current."""
+    shim = ctypes.CDLL(host_kernels.__file__)
+
+    def launch(current):
+        before = shim.shim_contexts()
+        shim.shim_set_context(current)
+        _add_slabs_on(host_kernels, 1)
+        return shim.shim_contexts() & ~before, shim.shim_context()
+
+    with ThreadPoolExecutor(1) as fresh:
+        assert fresh.submit(launch, 0).result() == (0b10, 0)
+        assert fresh.submit(launch, 3).result() == (0, 3)  # device 2 was current
+
+
+def test_shared_memory_is_allowed_once_per_device(host_kernels):
+    """The setting belongs to the kernel on a device: set at every launch it would race between threads."""
+    shim = ctypes.CDLL(host_kernels.__file__)
+    for device in (2, 3):
+        before = shim.shim_attributes_set()
+        for _ in range(3):
+            _add_slabs_on(host_kernels, device)
+        assert shim.shim_attributes_set() == before + 1

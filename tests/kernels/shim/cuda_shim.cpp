@@ -40,6 +40,9 @@ __asm__(
 namespace shim {
 
 Thread* current = nullptr;
+thread_local int context = 0;
+unsigned contexts = 0;
+int attributes_set = 0;
 
 namespace {
 
@@ -253,3 +256,11 @@ void run(dim3 grid, int threads, int shared_bytes, const std::function<void()>& 
 }
 
 }  // namespace shim
+
+// For the tests, by ctypes.
+extern "C" {
+int shim_context() { return shim::context; }
+void shim_set_context(int context) { shim::context = context; }
+unsigned shim_contexts() { return shim::contexts; }
+int shim_attributes_set() { return shim::attributes_set; }
+}

@@ -49,6 +49,9 @@ struct Thread {
 };
 
 extern Thread* current;
+extern thread_local int context;  // 1 + the device whose context is current, 0 for none
+extern unsigned contexts;         // a bit for every device that has had a context
+extern int attributes_set;        // calls of cudaFuncSetAttribute
 
 [[noreturn]] void fail(const char* what);
 void run(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel);
@@ -251,7 +254,12 @@ enum cudaError_t {
     cudaErrorNoKernelImageForDevice,
     cudaErrorUnsupportedPtxVersion
 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+enum cudaDeviceAttr {
+    cudaDevAttrMultiProcessorCount,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin,
+    cudaDevAttrComputeCapabilityMajor,
+    cudaDevAttrComputeCapabilityMinor
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct cudaDeviceProp {
     char name[32];
@@ -259,15 +267,35 @@ struct cudaDeviceProp {
 };
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+// As the runtime does: device 0 where no context is current, and a context for whichever device is set.
+inline cudaError_t cudaGetDevice(int* device) { return *device = shim::context ? shim::context - 1 : 0, cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) {
+    shim::context = device + 1;
+    shim::contexts |= 1u << device;
+    return cudaSuccess;
+}
+namespace sk {
+struct DriverContext {
+    int (*get)(void**) = [](void** now) { return *now = reinterpret_cast<void*>(intptr_t(shim::context)), 0; };
+    int (*set)(void*) = [](void* before) { return shim::context = int(reinterpret_cast<intptr_t>(before)), 0; };
+};
+inline const DriverContext& driver_context() {
+    static const DriverContext driver;
+    return driver;
+}
+}  // namespace sk
 inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) return *value = 163 * 1024, cudaSuccess;
+    if (attribute != cudaDevAttrMultiProcessorCount) return *value = 8, cudaSuccess;
     const char* told = getenv("SHIM_PROCESSORS");
     return *value = told ? atoi(told) : 3, cudaSuccess;
 }
 template <class F>
 cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int) {
+    ++shim::attributes_set;
     return cudaSuccess;
 }
 template <class F>
