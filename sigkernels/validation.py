@@ -217,7 +217,7 @@ def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
 def check_targets(
     targets: Any, leading: torch.Size, num_labels: int, device: torch.device
 ) -> labels.LabelSets | Tensor:
-    """``targets`` in any accepted form → LabelSets, or a dense floating point tensor ``[B, n]`` in [0, 1]."""
+    """``targets`` in any accepted form → LabelSets, or a dense tensor ``[B, n]`` in [0, 1], on a CPU floating point."""
     batch = leading.numel()
     if isinstance(targets, np.ndarray) and targets.dtype != object:  # an array of objects holds lists
         targets = labels.forms.tensor_of("targets", targets).to(device)
@@ -247,12 +247,14 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError("targets require a gradient, which the fused loss does not give; pass targets.detach()")
     dense = targets.detach().reshape(leading.numel(), num_labels)
+    # On an accelerator a look at the values would make the host wait for the device at every step.
+    if device.type != "cpu":
+        return dense
     if by_operator(dense) or torch._C._are_functorch_transforms_active():  # there are no values to look at
         return dense if dense.is_floating_point() else dense.to(torch.float32)
     if not dense.is_floating_point():
         return labels.LabelSets.of(dense, num_labels, name="targets")
-    # On an accelerator the check would make the host wait for the device at every step.
-    if device.type == "cpu" and dense.numel():
+    if dense.numel():
         low, high = (bound.item() for bound in torch.aminmax(dense))
         if not (low >= 0 and high <= 1):
             raise ValueError(f"dense targets must lie in [0, 1], got values from {low} to {high}")

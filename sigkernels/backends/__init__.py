@@ -90,22 +90,21 @@ def select(x: Tensor, operation: Operation = "logits", loss: Any = None, codes: 
     if forced != "auto":
         return _forced_backend(forced, x, operation, loss, codes)
     for name in _AUTO.get(x.device.type, ()):
-        if _unavailable(name) is None and _refusal(_BACKENDS[name], operation, loss, codes) is None:
+        if _unavailable(name) is None and _refusal(_BACKENDS[name], x, operation, loss, codes) is None:
             return _BACKENDS[name]
     if x.device.type == "cpu" and (reason := _unavailable("cpu")) is not None:
         missing_kernels.warn_once(reason)
     return _BACKENDS["torch"]
 
 
-def _refusal(backend: Backend, operation: Operation, loss: Any, codes: int) -> str | None:
-    return (backend.refuses_codes() if codes else None) or backend.refuses(operation, loss)
+def _refusal(backend: Backend, x: Tensor, operation: Operation, loss: Any, codes: int) -> str | None:
+    about_layer = (backend.refuses_codes() if codes else None) or backend.refuses(operation, loss)
+    return backend.refuses_device(x.device) or about_layer
 
 
 def _forced_backend(name: str, x: Tensor, operation: Operation, loss: Any, codes: int) -> Backend:
     chosen = _BACKENDS[name]
-    reason, devices = _refusal(chosen, operation, loss, codes), chosen.devices()
-    if devices is not None and x.device.type not in devices:
-        reason = f"it takes {' or '.join(devices)} tensors and the input is on {x.device}; move it, or use 'torch'"
+    reason = _refusal(chosen, x, operation, loss, codes)
     if reason is not None:
         raise BackendError(f"backend '{name}' was asked for, but {reason}")
     return chosen

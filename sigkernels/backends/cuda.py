@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..losses import ColumnLoss, ConfusionParams, ElementwiseLoss
+from . import cuda_support
 from .gpu_backend import GPUBackend
 from .gpu_kernels import Columns, Elementwise, GPUKernels, Gradients, Targets, tf32_allowed
 from .gpu_tiles import Chunk
@@ -31,10 +32,14 @@ class CUDABackend(GPUBackend):
             )
         if not torch.cuda.is_available() or torch.version.hip:
             return f"torch sees no CUDA device ({module.devices()}); install a CUDA build of torch and a driver"
-        return None
+        reasons = [_unsupported(device) for device in range(module.device_count())]
+        return None if None in reasons else (reasons or [cuda_support.too_old_a_driver(module)])[0]
 
     def devices(self) -> tuple[str, ...]:
         return ("cuda",)
+
+    def refuses_device(self, device: torch.device) -> str | None:
+        return super().refuses_device(device) or (_unsupported(device.index) if device.type == "cuda" else None)
 
     def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
         if operation == "lml":
@@ -51,6 +56,11 @@ class CUDABackend(GPUBackend):
 @functools.cache
 def _module() -> Any:
     return importlib.import_module("sigkernels._cuda")
+
+
+@functools.cache
+def _unsupported(device: int) -> str | None:
+    return cuda_support.unsupported(_module(), device)
 
 
 @functools.cache

@@ -32,6 +32,7 @@ from .torch_tiled import without_autocast
 _SLAB_BYTES = 64 * 2**20  # of private grad_x slabs: bounds the rows of one launch
 _COLUMN_SLAB_BYTES = 256 * 2**20  # where all rows must be in one launch: bounds the blocks
 _LAUNCH_ELEMENTS = 2**26  # rows · labels of one launch: bounds the table of where targets enter each tile
+_DENSE_ELEMENTS = 2**24  # of a launch whose dense targets are converted: bounds the copy
 _FLOAT16_HEADROOM = 256.0  # of the confusion losses, whose ∂loss/∂z is below 2β, inside a float16 kernel
 
 
@@ -43,7 +44,7 @@ class _Pass:
         self.kernels, self.x, self.layer, self.needs = kernels, x, layer, needs
         self.acc, self.out_dtype = accumulate_dtype(x.dtype), gradient_dtype(x.dtype)
         self.sparse = SparseTargets(targets) if isinstance(targets, LabelSets) else None
-        self.dense = None if isinstance(targets, LabelSets) else targets.to(self.acc).contiguous()
+        self.dense = None if isinstance(targets, LabelSets) else targets
         self.whole = Chunk.of(x, layer, kernels.tile)
         self.empty = not x.shape[0] or not layer.num_rows
         make = torch.zeros if self.empty else torch.empty
@@ -68,15 +69,18 @@ class _Pass:
         """Chunks of rows, and of labels within each."""
         if self.empty:
             return
+        converted = self.dense is not None and self.dense.dtype != self.acc
+        elements = _DENSE_ELEMENTS if converted else _LAUNCH_ELEMENTS
         for row in range(0, self.x.shape[0], rows):
             here = slice(row, min(row + rows, self.x.shape[0]))
-            for first, count in label_chunks(self.layer, self.kernels.tile, here.stop - row, _LAUNCH_ELEMENTS):
+            for first, count in label_chunks(self.layer, self.kernels.tile, here.stop - row, elements):
                 yield self.whole.part(here, first, count)
 
     def targets(self, chunk: Chunk) -> Targets:
         if self.sparse is None:
             assert self.dense is not None
-            return Targets(None, None, self.dense[chunk.rows, chunk.labels])
+            part = self.dense[chunk.rows, chunk.labels].to(self.acc)
+            return Targets(None, None, part if part.stride(1) == 1 else part.contiguous())
         return Targets(self.sparse.indices, self.sparse.at(chunk.layer, self.kernels.tile, chunk.rows), None)
 
     def buffer(self, blocks: int, chunk: Chunk, dtype: torch.dtype) -> Tensor:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..bounded_cache import BoundedCache
 from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ElementwiseParams
+from .device_tables import DeviceTables
 from .interface import accumulate_dtype
 
 _DFT_ALIGN = 64  # columns: what the widest step of a kernel takes
@@ -37,21 +37,25 @@ class TileFactors(NamedTuple):
     v: Tensor  # [r, k+1]
     turn: Tensor  # [tiles, 2, 2k+1]
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tables on the device."""
+        return self.u, self.v, self.turn
 
-_factors: BoundedCache[TileFactors] = BoundedCache(256 * 2**20, lambda factors: factors.turn.nbytes)
+
+_factors: DeviceTables[TileFactors] = DeviceTables(256 * 2**20)
 
 
 def tile_factors(layer: Layer, tile: int) -> TileFactors:
     """The factors for tiles of ``tile`` labels from the layer's first label on, in the accumulation dtype.
 
-    Cached: they are worked out in float64 and copied to the device once, before any CUDA graph is captured.
+    Worked out in float64 and copied to the device once, before any CUDA graph is captured.
     """
     dtype, device = accumulate_dtype(layer.weight.dtype), layer.weight.device
     if layer.k < 0:
         empty = torch.empty(0, 0, dtype=dtype, device=device)
         return TileFactors(0, 0, empty, empty, empty)
     key = (layer.meta, layer.num_rows, tile, dtype, device)
-    return _factors.get(key, lambda: _work_out(layer, tile, dtype, device))
+    return _factors.get(key, device, lambda: _work_out(layer, tile, dtype, device))
 
 
 def _work_out(layer: Layer, tile: int, dtype: torch.dtype, device: torch.device) -> TileFactors:

@@ -125,6 +125,13 @@ class Backend(abc.ABC):
     def lml(self) -> LMLSteps:
         """The steps of the LML projection."""
 
+    def refuses_device(self, device: torch.device) -> str | None:
+        """``None``, or one sentence: why it does not take tensors of this device."""
+        taken = self.devices()
+        if taken is None or device.type in taken:
+            return None
+        return f"it takes {' or '.join(taken)} tensors and the input is on {device}; move it, or use 'torch'"
+
     def refuses_codes(self) -> str | None:
         """``None``, or one sentence: why it does not take layers with codes."""
         return f"the {self.name} backend has no kernel for codes; use 'torch' or 'auto'"

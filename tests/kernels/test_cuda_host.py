@@ -206,6 +206,19 @@ def test_chunks_of_rows_and_labels(cuda_on_host, monkeypatch):
         assert torch.equal(cuda_on_host.predict(p.x, p.layer, 0.5).to_dense().bool(), z > 0.5)
 
 
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.bfloat16, torch.float32], ids=str)
+def test_dense_targets_of_any_dtype_and_layout(cuda_on_host, monkeypatch, kind):
+    """Converted a chunk at a time: the same numbers as from float64 at once."""
+    monkeypatch.setattr(gpu_pass, "_DENSE_ELEMENTS", 9 * 64)
+    p = problem(Size(9, 300, 12, 9, bias=True), torch.float64, dense=True)
+    y = (p.targets > 0.5).to(kind)
+    want = fused(cuda_on_host, p._replace(targets=y.double()), BCE())
+    for given in (y, y.T.contiguous().T):
+        got = fused(cuda_on_host, p._replace(targets=given), BCE())
+        for a, b in zip(got[:4], want[:4], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
 def test_only_what_is_needed(cuda_on_host):
     p = problem(Size(5, 130, 4, 6, bias=True), torch.float32)
     full = fused(cuda_on_host, p, BCE())
