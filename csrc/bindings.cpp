@@ -1,6 +1,12 @@
-// sigkernels._C: raw pointers in, nothing out.  The Python side owns all memory and has checked all arguments.
+// sigkernels._C: addresses, sizes and strides in, nothing out.  The Python side owns all memory and has checked all
+// arguments; what is checked here is what would lead the kernels outside of it.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "cpu/driver.h"
 
@@ -12,37 +18,158 @@ namespace py = pybind11;
 
 namespace {
 
-struct Call {
+using Address = uintptr_t;  // tensor.data_ptr(); 0 for none
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+sk::Dtype dtype_of(int dtype) {
+    if (dtype < 0 || dtype > static_cast<int>(sk::Dtype::u8))
+        throw py::value_error("dtype must be 0 (float32), 1 (float64), 2 (bfloat16), 3 (float16) or 4 (uint8)");
+    return static_cast<sk::Dtype>(dtype);
+}
+
+// What calls of one shape share; Python keeps it between calls, and with it the arrays of the plan.
+struct Shape {
     sk::Job job;
-    sk::Outputs outputs;
     int64_t chunk = 256;
+
+    std::vector<int64_t> tile_starts() const {
+        std::vector<int64_t> starts;
+        for (int thread = 0; thread < job.threads; ++thread) {
+            const sk::Share share = sk::share_of(job, thread);
+            for (int64_t label = share.lo; label < share.hi; label = share.tile_end(label)) starts.push_back(label);
+        }
+        return starts;
+    }
 };
 
-// A pointer member as an integer property (tensor.data_ptr()).
-template <class T>
-void pointer(py::class_<Call>& cls, const char* name, T* sk::Job::*member) {
-    cls.def_property(
-        name, [member](const Call& c) { return reinterpret_cast<uintptr_t>(c.job.*member); },
-        [member](Call& c, uintptr_t p) { c.job.*member = reinterpret_cast<T*>(p); });
+Shape shape_of(int dtype, int threads, int tile, int64_t chunk, int64_t rows, int64_t labels, int64_t slack,
+               int64_t label_start, int k, int codes, Address code_bits) {
+    if (threads < 1 || tile < 1 || chunk < 1 || rows < 0 || labels < 0 || slack < 0 || label_start < 0 || k < -1)
+        throw py::value_error("threads, tile, chunk, rows, labels, slack, label_start and k must be sizes");
+    const bool power = codes >= 16 && codes <= 4096 && (codes & (codes - 1)) == 0 && (codes & 0x1550);
+    if (codes && !(power && code_bits && (tile == 64 || tile == 128 || tile == 256)))
+        throw py::value_error("codes must be 0 or 16, 64, 256, 1024, 4096 with code_bits and a tile of 64, 128 or 256");
+    Shape shape;
+    sk::Job& job = shape.job;
+    job.dtype = dtype_of(dtype), job.threads = threads, job.tile = tile, shape.chunk = chunk;
+    job.rows = rows, job.labels = labels, job.slack = slack, job.label_start = label_start;
+    job.k = k, job.codes = codes, job.code_bits = at<const uint8_t>(code_bits);
+    return shape;
 }
 
-template <class T>
-void value(py::class_<Call>& cls, const char* name, T sk::Job::*member) {
-    cls.def_property(
-        name, [member](const Call& c) { return c.job.*member; }, [member](Call& c, T v) { c.job.*member = v; });
+void set_plan(Shape& shape, int rank, int even_rank, Address u, Address v_even, Address v_odd, Address cos, Address sin) {
+    sk::Job& job = shape.job;
+    if (job.k < 0 || even_rank < 0 || even_rank > rank) throw py::value_error("a plan is for a layer with a DFT part");
+    job.rank = rank, job.even_rank = even_rank, job.u = at<void>(u);
+    job.v_even = at<void>(v_even), job.v_odd = at<void>(v_odd), job.cos = at<void>(cos), job.sin = at<void>(sin);
 }
 
-template <class T>
-void loss_value(py::class_<Call>& cls, const char* name, T sk::LossParams::*member) {
-    cls.def_property(
-        name, [member](const Call& c) { return c.job.loss.*member; },
-        [member](Call& c, T v) { c.job.loss.*member = v; });
+// A call on tensors of that shape.
+struct Call {
+    sk::Job job;
+    int64_t chunk;
+};
+
+Call call_of(const Shape& shape, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias) {
+    if (shape.job.k >= 0 && !shape.job.u) throw py::value_error("the shape has no plan yet");
+    Call call{shape.job, shape.chunk};
+    call.job.x = at<void>(x), call.job.x_stride = x_stride;
+    call.job.weight = at<void>(weight), call.job.weight_stride = weight_stride;
+    call.job.bias = at<void>(bias);
+    return call;
 }
 
-void dtype(py::class_<Call>& cls, const char* name, sk::Dtype sk::Job::*member) {
-    cls.def_property(
-        name, [member](const Call& c) { return static_cast<int>(c.job.*member); },
-        [member](Call& c, int v) { c.job.*member = static_cast<sk::Dtype>(v); });
+void set_sparse_targets(Call& call, Address indices, int64_t num_indices, Address offsets, int64_t num_offsets,
+                        int64_t num_labels) {
+    if (num_offsets != call.job.rows + 1)
+        sk::refuse_targets("there are " + std::to_string(num_offsets) + " offsets for " +
+                           std::to_string(call.job.rows) + " rows; there must be one more than rows");
+    // Without a single label there is nothing to read, but "sparse" must not look like "none".
+    call.job.indices = at<const int64_t>(indices ? indices : offsets), call.job.num_indices = num_indices;
+    call.job.offsets = at<const int64_t>(offsets), call.job.num_labels = num_labels;
+}
+
+void set_dense_targets(Call& call, Address data, int dtype, int64_t stride, int64_t step) {
+    call.job.dense = at<void>(data), call.job.dense_dtype = dtype_of(dtype);
+    call.job.dense_stride = stride, call.job.dense_step = step;
+}
+
+void set_gradients(Call& call, Address grad_x, Address grad_bias, Address grad_weight, int64_t grad_weight_stride,
+                   int grad_weight_dtype) {
+    sk::Job& job = call.job;
+    job.grad_x = at<void>(grad_x), job.needs_x = grad_x;
+    job.grad_bias = at<void>(grad_bias), job.needs_bias = grad_bias;
+    job.grad_weight = at<void>(grad_weight), job.needs_weight = grad_weight;
+    job.grad_weight_stride = grad_weight_stride, job.grad_weight_dtype = dtype_of(grad_weight_dtype);
+}
+
+void run(const Call& call, const sk::Job& job, const sk::Outputs& outputs) {
+    const sk::Kernels& kernels = sk::kernels_for(sk::forced_isa(), job);
+    const py::gil_scoped_release release;
+    sk::run_job(kernels, job, call.chunk, outputs);
+}
+
+double fused_loss(const Call& call, int kind, double label_smoothing, double gamma_pos, double gamma_neg,
+                  double alpha_pos, double alpha_neg, double clip, double eps, bool detach_focus, Address label_weight,
+                  Address pos_weight, double scale, Address row_scale, Address row_loss) {
+    if (kind < 0 || kind > 2) throw py::value_error("kind must be 0 (BCE), 1 (Focal) or 2 (Asymmetric)");
+    sk::Job job = call.job;
+    job.loss = {static_cast<sk::LossKind>(kind), label_smoothing, gamma_pos, gamma_neg, alpha_pos, alpha_neg, clip, eps,
+                detach_focus};
+    job.label_weight = at<void>(label_weight), job.pos_weight = at<void>(pos_weight);
+    job.scale_of_all = scale, job.row_scale = at<void>(row_scale), job.row_loss = at<double>(row_loss);
+    run(call, job, {});
+    double total = 0;
+    for (int64_t row = 0; row < job.rows; ++row) total += job.row_loss[row];
+    return total;
+}
+
+// slopes: (on_y, on_all) of pooled sums, or None
+void confusion_loss(const Call& call, int form, bool mirrored, double n_tp, double n_s, double n_p, double n_rows,
+                    double d_s, double d_p, double d_rows, double tiny, double scale, double beta, double eta,
+                    Address betas, Address etas, std::optional<std::pair<double, double>> slopes, Address row_loss,
+                    Address sums, Address grad_beta, Address grad_eta) {
+    if (form < 0 || form > 2) throw py::value_error("form must be 0 (logits), 1 (probability) or 2 (unbounded)");
+    sk::Job job = call.job;
+    job.loss.kind = sk::LossKind::confusion;
+    job.row_loss = at<double>(row_loss);
+    sk::ConfusionPass& pass = job.confusion;
+    pass.params = {static_cast<sk::ConfusionForm>(form), mirrored, n_tp, n_s, n_p, n_rows, d_s, d_p, d_rows, tiny, scale,
+                   beta, eta};
+    pass.slopes_known = slopes.has_value();
+    if (slopes) pass.on_y = slopes->first, pass.on_all = slopes->second;
+    pass.betas = at<void>(betas), pass.etas = at<void>(etas), pass.sums = at<double>(sums);
+    pass.grad_beta = at<double>(grad_beta), pass.grad_eta = at<double>(grad_eta);
+    run(call, job, {});
+}
+
+void logits(const Call& call, Address out, int64_t out_stride) {
+    sk::Job job = call.job;
+    job.consumer = sk::Consumer::logits, job.out = at<void>(out), job.out_stride = out_stride;
+    run(call, job, {});
+}
+
+void topk(const Call& call, int64_t keep, Address values, Address labels) {
+    if (keep < 0 || keep > call.job.labels) throw py::value_error("keep must be at most the number of labels");
+    sk::Job job = call.job;
+    job.consumer = sk::Consumer::topk, job.keep = keep;
+    sk::Outputs outputs;
+    outputs.top_values = at<void>(values), outputs.top_labels = at<int64_t>(labels);
+    run(call, job, outputs);
+}
+
+std::unique_ptr<sk::Found> predict(const Call& call, double threshold) {
+    auto found = std::make_unique<sk::Found>();
+    sk::Job job = call.job;
+    job.consumer = sk::Consumer::predict, job.threshold = threshold;
+    sk::Outputs outputs;
+    outputs.found = found.get();
+    run(call, job, outputs);
+    return found;
 }
 
 py::dict build_info() {
@@ -78,129 +205,49 @@ void bind_lml(py::module_& m);  // cpu/lml.cpp
 }
 
 PYBIND11_MODULE(_C, m) {
+    using py::arg;
     m.doc() = "Compiled core of sigkernels. Use it through sigkernels.functional.";
 
-    py::class_<Call> call(m, "Call", "One call of the tile loop: sizes, strides and pointers (csrc/cpu/job.h).");
-    call.def(py::init<>());
-    call.def_property_readonly("threads", [](const Call& c) { return c.job.threads; });
-    // What every call sets, together: one crossing from Python and not twenty.
-    call.def("shape", [](Call& c, int consumer, int dtype, int threads, int tile, int64_t chunk, int64_t rows,
-                         int64_t labels, int64_t slack, int64_t label_start, int k) {
-        c.job.consumer = static_cast<sk::Consumer>(consumer), c.job.dtype = static_cast<sk::Dtype>(dtype);
-        c.job.threads = threads, c.job.tile = tile, c.chunk = chunk;
-        c.job.rows = rows, c.job.labels = labels, c.job.slack = slack, c.job.label_start = label_start, c.job.k = k;
-    });
-    // A call of the same shape and plan on other tensors: what Python keeps between calls is the shape.
-    call.def("with_inputs", [](const Call& c, uintptr_t x, int64_t x_stride, uintptr_t weight, int64_t weight_stride) {
-        Call made = c;
-        made.job.x = reinterpret_cast<const void*>(x), made.job.x_stride = x_stride;
-        made.job.weight = reinterpret_cast<const void*>(weight), made.job.weight_stride = weight_stride;
-        return made;
-    });
-    call.def("sparse_targets", [](Call& c, uintptr_t indices, int64_t num_indices, uintptr_t offsets,
-                                  int64_t num_offsets, int64_t num_labels) {
-        if (num_offsets != c.job.rows + 1) sk::refuse_targets("there are " + std::to_string(num_offsets) +
-            " offsets for " + std::to_string(c.job.rows) + " rows; there must be one more than rows");
-        c.job.num_indices = num_indices, c.job.num_labels = num_labels;
-        // Without a single label there is nothing to read, but "sparse" must not look like "none".
-        c.job.indices = reinterpret_cast<const int64_t*>(indices ? indices : offsets);
-        c.job.offsets = reinterpret_cast<const int64_t*>(offsets);
-    });
-    // Where the loss of each row and the gradients go; 0: nobody needs it.
-    call.def("results", [](Call& c, uintptr_t row_loss, uintptr_t grad_x, uintptr_t grad_bias, uintptr_t grad_weight,
-                           int64_t grad_weight_stride, int grad_weight_dtype, bool accumulate) {
-        c.job.row_loss = reinterpret_cast<double*>(row_loss);
-        c.job.grad_x = reinterpret_cast<void*>(grad_x), c.job.needs_x = grad_x;
-        c.job.grad_bias = reinterpret_cast<void*>(grad_bias), c.job.needs_bias = grad_bias;
-        c.job.grad_weight = reinterpret_cast<void*>(grad_weight), c.job.needs_weight = grad_weight;
-        c.job.grad_weight_stride = grad_weight_stride, c.job.accumulate = accumulate;
-        c.job.grad_weight_dtype = static_cast<sk::Dtype>(grad_weight_dtype);
-    });
-    call.def("plan", [](Call& c, int rank, int even_rank, uintptr_t u, uintptr_t v_even, uintptr_t v_odd,
-                        uintptr_t cos, uintptr_t sin) {
-        c.job.rank = rank, c.job.even_rank = even_rank, c.job.u = reinterpret_cast<const void*>(u);
-        c.job.v_even = reinterpret_cast<const void*>(v_even), c.job.v_odd = reinterpret_cast<const void*>(v_odd);
-        c.job.cos = reinterpret_cast<const void*>(cos), c.job.sin = reinterpret_cast<const void*>(sin);
-    });
-    call.def_property(
-        "top_values", [](const Call& c) { return reinterpret_cast<uintptr_t>(c.outputs.top_values); },
-        [](Call& c, uintptr_t p) { c.outputs.top_values = reinterpret_cast<void*>(p); });
-    call.def_property(
-        "top_labels", [](const Call& c) { return reinterpret_cast<uintptr_t>(c.outputs.top_labels); },
-        [](Call& c, uintptr_t p) { c.outputs.top_labels = reinterpret_cast<int64_t*>(p); });
-    dtype(call, "dense_dtype", &sk::Job::dense_dtype);
-#define SK_VALUE(name) value(call, #name, &sk::Job::name)
-#define SK_POINTER(name) pointer(call, #name, &sk::Job::name)
-#define SK_LOSS(name) loss_value(call, #name, &sk::LossParams::name)
-    SK_VALUE(scale_of_all), SK_VALUE(dense_stride), SK_VALUE(dense_step), SK_VALUE(out_stride), SK_VALUE(keep);
-    SK_VALUE(threshold);
-    SK_POINTER(bias), SK_POINTER(label_weight), SK_POINTER(pos_weight), SK_POINTER(row_scale);
-    SK_POINTER(dense), SK_POINTER(out);
-    SK_LOSS(label_smoothing), SK_LOSS(gamma_pos), SK_LOSS(gamma_neg), SK_LOSS(alpha_pos), SK_LOSS(alpha_neg);
-    SK_LOSS(clip), SK_LOSS(eps), SK_LOSS(detach_focus);
-#undef SK_VALUE
-#undef SK_POINTER
-#undef SK_LOSS
-#define SK_CONFUSION(name)                                                                                     \
-    call.def_property(                                                                                         \
-        #name, [](const Call& c) { return c.job.confusion.params.name; },                                      \
-        [](Call& c, decltype(sk::ConfusionParams::name) v) { c.job.confusion.params.name = v; })
-#define SK_CONFUSION_PASS(name)                                                                                \
-    call.def_property(                                                                                         \
-        #name, [](const Call& c) { return c.job.confusion.name; },                                             \
-        [](Call& c, decltype(sk::ConfusionPass::name) v) { c.job.confusion.name = v; })
-#define SK_CONFUSION_POINTER(name)                                                                             \
-    call.def_property(                                                                                         \
-        #name, [](const Call& c) { return reinterpret_cast<uintptr_t>(c.job.confusion.name); },                \
-        [](Call& c, uintptr_t p) { c.job.confusion.name = reinterpret_cast<decltype(sk::ConfusionPass::name)>(p); })
-    SK_CONFUSION(mirrored), SK_CONFUSION(n_tp), SK_CONFUSION(n_s), SK_CONFUSION(n_p), SK_CONFUSION(n_rows);
-    SK_CONFUSION(d_s), SK_CONFUSION(d_p), SK_CONFUSION(d_rows), SK_CONFUSION(scale), SK_CONFUSION(tiny);
-    SK_CONFUSION(beta), SK_CONFUSION(eta);
-    SK_CONFUSION_PASS(slopes_known), SK_CONFUSION_PASS(on_y), SK_CONFUSION_PASS(on_all);
-    SK_CONFUSION_POINTER(betas), SK_CONFUSION_POINTER(etas), SK_CONFUSION_POINTER(sums);
-    SK_CONFUSION_POINTER(grad_beta), SK_CONFUSION_POINTER(grad_eta);
-#undef SK_CONFUSION
-#undef SK_CONFUSION_PASS
-#undef SK_CONFUSION_POINTER
-    call.def_property(
-        "confusion_form", [](const Call& c) { return static_cast<int>(c.job.confusion.params.form); },
-        [](Call& c, int v) { c.job.confusion.params.form = static_cast<sk::ConfusionForm>(v); });
-    call.def_property(
-        "loss_kind", [](const Call& c) { return static_cast<int>(c.job.loss.kind); },
-        [](Call& c, int v) { c.job.loss.kind = static_cast<sk::LossKind>(v); });
+    py::class_<Shape>(m, "Shape", "Sizes of a call and how its labels are cut into tiles (csrc/cpu/job.h).")
+        .def(py::init(&shape_of), py::kw_only(), arg("dtype"), arg("threads"), arg("tile"), arg("chunk"), arg("rows"),
+             arg("labels"), arg("slack"), arg("label_start"), arg("k"), arg("codes") = 0, arg("code_bits") = 0)
+        .def_property_readonly("threads", [](const Shape& shape) { return shape.job.threads; })
+        .def("tile_starts", &Shape::tile_starts, "The first label of every tile, counted from label_start.")
+        .def("set_plan", &set_plan, py::kw_only(), arg("rank"), arg("even_rank"), arg("u"), arg("v_even"),
+             arg("v_odd"), arg("cos"), arg("sin"));
 
+    py::class_<Call>(m, "Call", "A shape with the input and the layer.")
+        .def(py::init(&call_of), arg("shape"), py::kw_only(), arg("x"), arg("x_stride"), arg("weight"),
+             arg("weight_stride"), arg("bias"))
+        .def("set_sparse_targets", &set_sparse_targets, py::kw_only(), arg("indices"), arg("num_indices"),
+             arg("offsets"), arg("num_offsets"), arg("num_labels"))
+        .def("set_dense_targets", &set_dense_targets, py::kw_only(), arg("data"), arg("dtype"), arg("stride"),
+             arg("step"))
+        .def("set_gradients", &set_gradients, py::kw_only(), arg("grad_x"), arg("grad_bias"), arg("grad_weight"),
+             arg("grad_weight_stride"), arg("grad_weight_dtype"), "Where the gradients go; 0: nobody needs it.");
+
+    m.def("fused_loss", &fused_loss, arg("call"), py::kw_only(), arg("kind"), arg("label_smoothing"), arg("gamma_pos"),
+          arg("gamma_neg"), arg("alpha_pos"), arg("alpha_neg"), arg("clip"), arg("eps"), arg("detach_focus"),
+          arg("label_weight"), arg("pos_weight"), arg("scale"), arg("row_scale"), arg("row_loss"),
+          "The loss of each row and the gradients; returns the sum of the rows.");
+    m.def("confusion_loss", &confusion_loss, arg("call"), py::kw_only(), arg("form"), arg("mirrored"), arg("n_tp"),
+          arg("n_s"), arg("n_p"), arg("n_rows"), arg("d_s"), arg("d_p"), arg("d_rows"), arg("tiny"), arg("scale"),
+          arg("beta"), arg("eta"), arg("betas"), arg("etas"), arg("slopes"), arg("row_loss"), arg("sums"),
+          arg("grad_beta"), arg("grad_eta"), "The sums of a confusion-matrix loss and the gradients.");
+    m.def("logits", &logits, arg("call"), py::kw_only(), arg("out"), arg("out_stride"));
+    m.def("topk", &topk, arg("call"), py::kw_only(), arg("keep"), arg("values"), arg("labels"));
+    m.def("predict", &predict, arg("call"), py::kw_only(), arg("threshold"));
     py::class_<sk::Found>(m, "Found", "The labels that predict found.")
         .def_readonly("total", &sk::Found::total)
-        .def("write", [](const sk::Found& found, int64_t rows, uintptr_t offsets, uintptr_t indices) {
-            py::gil_scoped_release release;
-            found.write(rows, reinterpret_cast<int64_t*>(offsets), reinterpret_cast<int64_t*>(indices));
-        });
+        .def(
+            "write",
+            [](const sk::Found& found, int64_t rows, Address offsets, Address indices) {
+                const py::gil_scoped_release release;
+                found.write(rows, at<int64_t>(offsets), at<int64_t>(indices));
+            },
+            py::kw_only(), arg("rows"), arg("offsets"), arg("indices"));
 
-    m.def(
-        "run",
-        [](const Call& c) {
-            const sk::Kernels& kernels = sk::kernels_for(sk::forced_isa(), c.job);
-            py::gil_scoped_release release;
-            sk::run_job(kernels, c.job, c.chunk, c.outputs);
-            double total = 0;
-            for (int64_t row = 0; c.job.row_loss && row < c.job.rows; ++row) total += c.job.row_loss[row];
-            return total;
-        },
-        py::arg("call"), "Runs the call; returns the sum of the rows' losses, 0 without a loss.");
-    m.def(
-        "predict",
-        [](const Call& c) {
-            const sk::Kernels& kernels = sk::kernels_for(sk::forced_isa(), c.job);
-            auto found = std::make_unique<sk::Found>();
-            sk::Outputs outputs = c.outputs;
-            outputs.found = found.get();
-            {
-                py::gil_scoped_release release;
-                sk::run_job(kernels, c.job, c.chunk, outputs);
-            }
-            return found;
-        },
-        py::arg("call"));
+    m.attr("SHARE_UNIT") = sk::kShareUnit;
     m.def("isa", [] { return sk::choose_isa(sk::forced_isa()).name; }, "The instruction set that a call uses now.");
     sk::bind_lml(m);
     m.def("build_info", &build_info, "Compiler, flags, instruction sets, OpenMP and CUDA of this build.");

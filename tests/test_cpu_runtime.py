@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sigkernels as sk
-from sigkernels.backends import LossCall, cpu
+from sigkernels.backends import LossCall, cpu, cpu_confusion
 from sigkernels.labels import LabelSets
 from sigkernels.layer import Layer, LayerMeta
 
@@ -175,19 +175,20 @@ MALFORMED = {
 def test_malformed_label_sets_are_refused(case, loss):
     """Sets that nobody has checked cannot lead the kernel outside its memory."""
     indices, offsets, message = MALFORMED[case]
-    layer = Layer(torch.randn(300, 4), None, 300, -1)
+    layer = Layer(torch.randn(300, 4), None, LayerMeta(300, -1))
     sets = LabelSets.from_sorted(torch.tensor(indices), torch.tensor(offsets), 300)
     with pytest.raises(ValueError, match=f"targets are not valid label sets: .*{message}.*; build them with LabelSets"):
         if isinstance(loss, sk.SigmoidF1):
-            cpu.confusion_loss(torch.randn(2, 4), layer, sets, loss, "mean", (True, True, False, False, False))
+            needs = (True, True, False, False, False)
+            cpu_confusion.column_loss(LossCall(torch.randn(2, 4), layer, sets, loss, 1.0, needs))
         else:
-            cpu.fused_loss(torch.randn(2, 4), layer, sets, loss, 1.0, (True, True, False))
+            cpu.fused_loss(LossCall(torch.randn(2, 4), layer, sets, loss, 1.0, (True, True, False)))
 
 
 def test_labels_of_other_shards_are_no_error():
-    layer = Layer(torch.randn(100, 4), None, 300, -1, 100)
+    layer = Layer(torch.randn(100, 4), None, LayerMeta(300, -1, 100))
     sets = LabelSets.from_lists([[0, 150, 299], [99, 100, 199, 200]], 300)
-    cpu.fused_loss(torch.randn(2, 4), layer, sets, sk.BCE(), 1.0, (True, True, False))
+    cpu.fused_loss(LossCall(torch.randn(2, 4), layer, sets, sk.BCE(), 1.0, (True, True, False)))
 
 
 def test_every_instruction_set_gives_the_same_answer(problem, monkeypatch):
@@ -242,6 +243,6 @@ def test_kept_shapes_are_bounded(monkeypatch):
 
 
 def test_a_plan_for_a_million_labels_is_small():
-    prepared = cpu._prepare(LayerMeta(1_000_000, 80), 1_000_000, 192, 2, torch.float32)
+    prepared = cpu._plan(LayerMeta(1_000_000, 80), 192, tuple(range(0, 1_000_000, 192)), torch.float32)
     assert prepared.nbytes < 8 * 2**20
     assert prepared.rank < 20

@@ -15,6 +15,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace sk {
 
@@ -231,6 +234,9 @@ char* workspace(size_t bytes) {
         kept = allocate(bytes);
         room = bytes;
     }
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(kept.get(), room);  // what the parts of the last call had forbidden
+#endif
     return kept.get();
 }
 
@@ -261,7 +267,7 @@ Job rows_of(const Job& whole, int64_t first, int64_t count) {
     job.row_loss = shifted(whole.row_loss, first * 8);
     job.grad_x = shifted(whole.grad_x, first * x_columns(whole) * real);
     job.out = shifted(whole.out, first * whole.out_stride * element);
-    job.accumulate = whole.accumulate || first > 0;
+    job.accumulate = first > 0;
     return job;
 }
 

@@ -45,14 +45,16 @@ struct Job {
     int threads = 1;
     int tile = 0;              // T: labels per tile
 
-    // z = [W_dft | weight] x + bias for the labels label_start ... label_start + labels - 1
+    // z = [W_dft | codes | weight] x + bias for the labels label_start ... label_start + labels - 1
     int64_t rows = 0;          // R: rows of this call, at most the rows a workspace was made for
     int64_t labels = 0;        // m
     int64_t slack = 0;         // s
     int64_t label_start = 0;
     int k = -1;                // -1: no DFT part
+    int codes = 0;             // c: code columns; with them `tile` is 64, 128 or 256
+    const uint8_t* code_bits = nullptr;  // [blocks, c / 8] from the block of label_start on: Q_a, lowest bit first
     int rank = 0, even_rank = 0;
-    const void* x = nullptr;       // [R, dft + s], rows x_stride apart
+    const void* x = nullptr;       // [R, dft + c + s], rows x_stride apart
     int64_t x_stride = 0;
     const void* weight = nullptr;  // [m, s], rows weight_stride apart
     int64_t weight_stride = 0;
@@ -78,7 +80,7 @@ struct Job {
     bool needs_x = false, needs_weight = false, needs_bias = false;
     bool accumulate = false;       // grad_weight and grad_bias hold the sums over the rows of earlier chunks
     double* row_loss = nullptr;    // [R]
-    void* grad_x = nullptr;        // C [R, dft + s]
+    void* grad_x = nullptr;        // C [R, dft + c + s]
     void* grad_weight = nullptr;   // [m, s], rows grad_weight_stride apart
     Dtype grad_weight_dtype = Dtype::f32;
     int64_t grad_weight_stride = 0;
@@ -105,32 +107,43 @@ struct Job {
 };
 
 inline int64_t dft_columns(const Job& job) { return job.k >= 0 ? 2 * int64_t{job.k} + 1 : 0; }
-inline int64_t x_columns(const Job& job) { return dft_columns(job) + job.slack; }
+inline int64_t x_columns(const Job& job) { return dft_columns(job) + job.codes + job.slack; }
 
 // A column of logits is needed whole, for all rows: their panels are kept until the tile is done.
 inline bool whole_columns(const Job& job) {
     return job.consumer == Consumer::loss && job.loss.kind == LossKind::confusion;
 }
 
-// The labels [lo, hi) of a thread and the index of its first tile in the rotation tables.
+// The labels [lo, hi) of a thread and the index of its first tile in the rotation tables.  Tiles begin at `origin` and
+// every `tile` labels from there; lo may lie inside the first of them.
 struct Share {
-    int64_t lo, hi, first_tile;
+    int64_t lo, hi, first_tile, origin, tile;
+
+    int64_t tile_end(int64_t at) const {
+        const int64_t end = at + tile - (at - origin) % tile;
+        return end < hi ? end : hi;
+    }
+    int64_t tiles() const { return hi > lo ? (hi - origin + tile - 1) / tile - (lo - origin) / tile : 0; }
 };
 
-constexpr int64_t kShareUnit = 24;  // labels: a multiple of the usual heights of micro-kernels
+// Threads split the labels in units: of a multiple of the usual heights of micro-kernels, or with codes of a tile, which
+// then begins at a multiple of its size among all labels.
+constexpr int64_t kShareUnit = 24;
 
-inline int64_t share_start(int64_t labels, int threads, int thread) {
-    if (thread >= threads) return labels;
-    const int64_t units = (labels + kShareUnit - 1) / kShareUnit;
-    const int64_t start = units * thread / threads * kShareUnit;
-    return start < labels ? start : labels;
+inline Share share_alone(const Job& job, int thread) {
+    const int64_t unit = job.codes ? job.tile : kShareUnit, skipped = job.codes ? job.label_start % job.tile : 0;
+    const int64_t units = (job.labels + skipped + unit - 1) / unit;
+    const auto start = [&](int t) {
+        const int64_t at = t >= job.threads ? job.labels : units * t / job.threads * unit - skipped;
+        return at < 0 ? 0 : at < job.labels ? at : job.labels;
+    };
+    return {start(thread), start(thread + 1), 0, job.codes ? -skipped : start(thread), job.tile};
 }
 
-inline Share share_of(int64_t labels, int tile, int threads, int thread) {
-    int64_t first = 0;
-    for (int i = 0; i < thread; ++i)
-        first += (share_start(labels, threads, i + 1) - share_start(labels, threads, i) + tile - 1) / tile;
-    return {share_start(labels, threads, thread), share_start(labels, threads, thread + 1), first};
+inline Share share_of(const Job& job, int thread) {
+    Share share = share_alone(job, thread);
+    for (int i = 0; i < thread; ++i) share.first_tile += share_alone(job, i).tiles();
+    return share;
 }
 
 // What one instruction set offers.

@@ -31,6 +31,7 @@ struct Layout {
     const int64_t rows, panels, tile;
     const int64_t slack, slack_terms;  // columns; Factors of a row of them
     const int64_t even, odd;           // rows of the DFT part: x_0 and the cosines, the sines
+    const int64_t codes, code_points;  // code columns; points of a transform: those of a block, or of a tile
     const int64_t width;               // columns of x
     const bool loss;                   // the consumer is a loss
     const bool columns;                // ... of whole columns
@@ -52,7 +53,7 @@ struct Layout {
     explicit Layout(const Job& job)
         : rows(job.rows), panels((job.rows + PW - 1) / PW), tile(job.tile), slack(job.slack),
           slack_terms(packed(job.slack)), even(job.k >= 0 ? job.k + 1 : 0), odd(job.k >= 0 ? job.k : 0),
-          width(x_columns(job)), loss(job.consumer == Consumer::loss), columns(whole_columns(job)),
+          codes(job.codes), code_points(codes < tile ? codes : tile), width(x_columns(job)), loss(job.consumer == Consumer::loss), columns(whole_columns(job)),
           any_grad(job.needs_x || job.needs_weight || job.needs_bias),
           keeps_panels(job.needs_weight || job.needs_bias || columns),
           panel_stride(tile * PW + 13 * 64 / static_cast<int64_t>(sizeof(C))), copies_weight(must_copy_weight(job)),
@@ -85,6 +86,9 @@ struct Layout {
         return (vector / 2 * packed(rows) + row / kPack) * 2 * L + vector % 2 * L;
     }
     SK_INLINE int64_t by_slack_size() const { return by_slack_at(slack_vectors + 1); }
+
+    // Signs of the code features for every transform of a tile.
+    SK_INLINE int64_t code_signs() const { return codes < tile ? (codes ? tile : 0) : codes; }
 
   private:
     // The memory does not hold what the arithmetic multiplies, or a row stride near a power of two would map a whole

@@ -2,18 +2,27 @@
 #pragma once
 
 #include "cpu/layout.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace sk {
 namespace {
 
-// Hands out consecutive parts of a block of memory; without one it only counts.
+// Hands out consecutive parts of a block of memory; without one it only counts.  AddressSanitizer gets a forbidden zone
+// behind each part: it would see only the block otherwise.
 struct Bump {
     char* base;
     size_t used = 0;
     template <class T>
     SK_INLINE T* take(int64_t count) {
+        const size_t bytes = static_cast<size_t>(count) * sizeof(T);
         T* p = base ? reinterpret_cast<T*>(base + used) : nullptr;
-        used += (static_cast<size_t>(count) * sizeof(T) + 127) / 128 * 128;
+        used += (bytes + 127) / 128 * 128;
+#if defined(__SANITIZE_ADDRESS__)
+        used += 128;
+        if (base) ASAN_POISON_MEMORY_REGION(reinterpret_cast<char*>(p) + bytes, (bytes + 127) / 128 * 128 + 128 - bytes);
+#endif
         return p;
     }
 };
@@ -24,6 +33,7 @@ struct Shared {
     Factor<C>* slack;  // [P][packed s][PW]
     C* even;     // [P][k+1][PW]  x_0 and the cosines
     C* odd;      // [P][k][PW]    the sines
+    C* codes;    // [P][c][PW]    the code features, divided by sqrt(c)
     // [SP][packed R][2 L]: x_s, slack columns in the lanes (slack_column).  Numbers are multiplied by row_scale here,
     // pairs are not (the gradient beside them is): they would be rounded once more.
     Factor<C>* by_slack;
@@ -36,6 +46,7 @@ struct Shared {
         slack = bump.take<Factor<C>>(layout.panels * layout.slack_terms * PW);
         even = bump.take<C>(layout.panels * layout.even * PW);
         odd = bump.take<C>(layout.panels * layout.odd * PW);
+        codes = bump.take<C>(layout.panels * layout.codes * PW);
         by_slack = bump.take<Factor<C>>(job.needs_weight ? layout.by_slack_size() : 0);
         scale = bump.take<C>(layout.panels * PW);
         bytes = bump.used;
@@ -52,6 +63,9 @@ struct Local {
     C* gslack;       // [P][s][PW]   gradients of the input, transposed
     C* geven;        // [P][k+1][PW]
     C* godd;         // [P][k][PW]
+    C* gcodes;       // [P][c][PW]
+    C* code_work;    // [T][PW]      a transform
+    typename Format<C>::Int* code_signs;  // [c] for every transform of the tile
     double* loss;    // [P][PW]
     int64_t* cursor; // [R]          next positive label of each row
     C* y;            // [T][PW]      dense targets of a panel; as z for losses of whole columns
@@ -77,6 +91,9 @@ struct Local {
         gslack = bump.take<C>(back * layout.slack);
         geven = bump.take<C>(back * layout.even);
         godd = bump.take<C>(back * layout.odd);
+        gcodes = bump.take<C>(back * layout.codes);
+        code_work = bump.take<C>(layout.codes ? tile * PW : 0);
+        code_signs = bump.take<typename Format<C>::Int>(layout.code_signs());
         loss = bump.take<double>(layout.loss ? panels * PW : 0);
         cursor = bump.take<int64_t>(job.indices ? layout.rows : 0);
         y = bump.take<C>(!layout.loss ? 0 : layout.columns ? panels * layout.panel_stride : tile * PW);

@@ -43,6 +43,18 @@ struct Block {
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) acc[i][v] = broadcast<V>(rows[i]);
     }
+    SK_INLINE void add_rows(const C* rows) {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) acc[i][v] += broadcast<V>(rows[i]);
+    }
+    SK_INLINE void start_from(const C* at, int64_t stride) {
+#pragma GCC unroll 32
+        for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) acc[i][v] = load<V>(at + i * stride + v * L);
+    }
     SK_INLINE void step(const C* a, int64_t a_row, const C* b) {
         V bv[NV];
 #pragma GCC unroll 4

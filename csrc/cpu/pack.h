@@ -14,6 +14,14 @@ SK_INLINE void panel_share(const Job& job, const Layout<C>& layout, int thread, 
     last = layout.panels * (thread + 1) / workers;
 }
 
+// 1 / sqrt(c): c is a power of 4
+template <class C>
+SK_INLINE C code_scale_of(int64_t codes) {
+    C scale = 1;
+    for (; codes >= 4; codes /= 4) scale /= 2;
+    return scale;
+}
+
 // One row of x_s: its column of the panel, and a row of by_slack.
 template <class C, class E>
 SK_INLINE void pack_numbers(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t row, const E* x,
@@ -56,6 +64,8 @@ void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared
     auto* slack = shared.slack + panel * layout.slack_terms * PW;
     C* even = shared.even + panel * layout.even * PW;
     C* odd = shared.odd + panel * layout.odd * PW;
+    C* codes = shared.codes + panel * layout.codes * PW;
+    const C code_scale = code_scale_of<C>(layout.codes);
     C* scale = shared.scale + panel * PW;
     const C* row_scale = static_cast<const C*>(job.row_scale);
 
@@ -66,6 +76,7 @@ void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared
             for (int64_t j = 0; j < layout.slack_terms; ++j) slack[j * PW + lane] = 0;
             for (int64_t j = 0; j < layout.even; ++j) even[j * PW + lane] = 0;
             for (int64_t j = 0; j < layout.odd; ++j) odd[j * PW + lane] = 0;
+            for (int64_t j = 0; j < layout.codes; ++j) codes[j * PW + lane] = 0;
             continue;
         }
         const C sc = row_scale ? row_scale[row] : static_cast<C>(job.scale_of_all);
@@ -78,6 +89,8 @@ void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared
                 odd[j * PW + lane] = widen<C>(x[2 * j + 2]);
             }
             x += layout.even + layout.odd;
+            for (int64_t j = 0; j < layout.codes; ++j) codes[j * PW + lane] = widen<C>(x[j]) * code_scale;
+            x += layout.codes;
             if constexpr (kDot2)
                 pack_pairs(job, layout, shared, row, x, slack + lane);
             else
@@ -97,7 +110,7 @@ void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shar
     const size_t next = local_bytes(job, layout);
 
     // column_of(j): which column of x row j of the part belongs to
-    auto add_up = [&](const C* part, int64_t columns, auto column_of) {
+    auto add_up = [&](const C* part, int64_t columns, C factor, auto column_of) {
         C* out = static_cast<C*>(job.grad_x) + panel * PW * width;
         for (int64_t j = 0; j < columns; ++j) {
             const char* at = reinterpret_cast<const char*>(part + (panel * columns + j) * PW);
@@ -105,15 +118,17 @@ void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shar
             for (int t = 0; t < job.threads; ++t, at += next)
                 SK_EACH(v, kVectors) sums[v] += load<V>(reinterpret_cast<const C*>(at) + v * L);
             C lanes[PW];
-            SK_EACH(v, kVectors) store(lanes + v * L, sums[v] * load<V>(scale + v * L));
+            SK_EACH(v, kVectors) store(lanes + v * L, sums[v] * (factor * load<V>(scale + v * L)));
             const int64_t column = column_of(j);
             for (int64_t row = 0; row < rows; ++row) out[row * width + column] = lanes[row];
         }
     };
     if (job.needs_x) {
-        add_up(mine.geven, layout.even, [](int64_t j) { return j ? 2 * j - 1 : 0; });
-        add_up(mine.godd, layout.odd, [](int64_t j) { return 2 * j + 2; });
-        add_up(mine.gslack, layout.slack, [dft](int64_t j) { return dft + j; });
+        const int64_t slack = dft + layout.codes;
+        add_up(mine.geven, layout.even, 1, [](int64_t j) { return j ? 2 * j - 1 : 0; });
+        add_up(mine.godd, layout.odd, 1, [](int64_t j) { return 2 * j + 2; });
+        add_up(mine.gcodes, layout.codes, code_scale_of<C>(layout.codes), [dft](int64_t j) { return dft + j; });
+        add_up(mine.gslack, layout.slack, 1, [slack](int64_t j) { return slack + j; });
     }
     for (int64_t row = 0; row < rows; ++row) {
         double sum = 0;

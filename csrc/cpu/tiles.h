@@ -1,13 +1,14 @@
 // The pass over label tiles.  For each tile and panel of rows:
 //
 //     rotate   turned = Rot(tile) x_dft                 coef = V turned           [rank][PW]
-//     logits   z = U coef + W_tile x_s + bias           [T][PW]
+//     logits   z = U coef + C_tile x_c + W_tile x_s + bias   [T][PW]; the codes C by a fast transform (code_tile.h)
 //     consume  the loss turns z into g = df/dz; other consumers read z
-//     back     grad x_s += W_tile^T g;  grad coef = U^T g, through V^T and Rot^T to grad x_dft
+//     back     grad x_s += W_tile^T g;  grad x_c += C_tile^T g;  grad coef = U^T g, through V^T and Rot^T to grad x_dft
 //
 // and, once all panels of the tile are done, grad W_tile = g^T (x_s * row_scale).
 #pragma once
 
+#include "cpu/code_tile.h"
 #include "cpu/confusion_tile.h"
 #include "cpu/consumers.h"
 #include "cpu/loss_panel.h"
@@ -36,17 +37,19 @@ struct Tiles {
     int64_t weight_stride = 0;
     const C* cos = nullptr;
     const C* sin = nullptr;
+    CodeTile<C> codes{job, layout, shared, local};
 
     Tiles(const Job& j, int t)
         : job(j), layout(j), shared(j, layout), local(local_of(j, layout, shared, t)), thread(t),
           panels(layout.panels) {}
 
     void run() {
-        const Share share = share_of(job.labels, job.tile, job.threads, thread);
+        const Share share = share_of(job, thread);
         begin(share);
         int64_t tile = share.first_tile;
-        for (int64_t at = share.lo; at < share.hi; at += job.tile, ++tile) {
-            const int64_t count = share.hi - at < job.tile ? share.hi - at : job.tile;
+        for (int64_t at = share.lo, end; at < share.hi; at = end, ++tile) {
+            end = share.tile_end(at);
+            const int64_t count = end - at;
             enter(at, count, tile);
             if (layout.columns)
                 whole_tile(at, count);
@@ -83,6 +86,7 @@ struct Tiles {
             clear(local.gslack, panels * layout.slack * PW);
             clear(local.geven, panels * layout.even * PW);
             clear(local.godd, panels * layout.odd * PW);
+            clear(local.gcodes, panels * layout.codes * PW);
         }
         if (layout.loss) {
             clear(local.loss, panels * PW);
@@ -108,6 +112,7 @@ struct Tiles {
             cos = static_cast<const C*>(job.cos) + tile * job.k;
             sin = static_cast<const C*>(job.sin) + tile * job.k;
         }
+        if (layout.codes) codes.enter(at, count);
         if (!layout.slack) return;
         if (kDot2 && job.needs_x) pair_labels(as_bf16(at), count);
         if (!layout.copies_weight) {
@@ -199,16 +204,20 @@ struct Tiles {
         }
         const C* u = static_cast<const C*>(job.u);
         const C* bias = job.bias ? static_cast<const C*>(job.bias) + at : nullptr;
+        const C* start = layout.codes ? codes.forward(z, panel) : nullptr;
         const auto* xs = shared.slack + panel * layout.slack_terms * PW;
         // While the first panel is done, the weight of the next tile comes nearer.
         const bool fetch = panel == 0 && !layout.copies_weight && at + 2 * job.tile <= job.labels;
         const int64_t terms = layout.slack_terms, depth = terms < kDepth ? terms : kDepth;
         for_row_blocks<kPanelHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
             Block<C, decltype(r)::value, kVectors> block;
-            if (bias)
+            if (start)
+                block.start_from(start + t * PW, PW);
+            else if (bias)
                 block.start_at(bias + t);
             else
                 block.zero();
+            if (start && bias) block.add_rows(bias + t);
             block.add(u + t * job.rank, job.rank, 1, local.coef, PW, job.rank);
             add_weight(block, r, t, 0, xs, depth, fetch);
             block.write(z + t * PW, PW);
@@ -236,6 +245,7 @@ struct Tiles {
                 block.add(weight + j, 1, weight_stride, g, PW, count);
             block.add_to(gslack + j * PW, PW);
         });
+        if (layout.codes) codes.back(g, count, panel);
         if (job.k < 0) return;
         multiply(static_cast<const C*>(job.u), 1, job.rank, job.rank, g, count, local.coef);
         multiply(static_cast<const C*>(job.v_even), 1, job.k + 1, job.k + 1, local.coef, job.even_rank,

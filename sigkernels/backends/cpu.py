@@ -6,7 +6,7 @@ explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction 
 
 from __future__ import annotations
 
-import itertools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +14,11 @@ import torch  # before _C: the extension then shares torch's OpenMP runtime
 from torch import Tensor
 
 from ..bounded_cache import BoundedCache
+from ..codes import sign_bits
 from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
-from ..losses.kernel_params import BCE_KIND
 from . import missing_kernels, torch_tiled
 from .gradient_memory import empty_gradient
 from .interface import (
@@ -43,10 +43,9 @@ else:
     _why = None
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4, torch.bool: 4}
-_LOSS, _LOGITS, _TOPK, _PREDICT = range(4)
 
 _CHUNK = 256  # rows that a tile holds at a time
-_SHARE_UNIT = 24  # labels: threads split the labels in these units (kShareUnit in csrc/cpu/job.h)
+_SHARE_UNIT = _C.SHARE_UNIT if _C else 1  # labels: threads split the labels in these units
 _TILE_BYTES = 256 * 1024  # of weight and logits that a tile keeps in the second-level cache
 _SMALL = 200_000  # multiplications below which a second thread costs more than it brings
 _CACHE_BYTES = 64 * 2**20
@@ -65,6 +64,9 @@ class CPUBackend(Backend):
 
     def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
         return self.refuses_loss(loss)
+
+    def refuses_codes(self) -> str | None:
+        return None
 
     def fused_loss(self, call: LossCall) -> LossResult:
         return fused_loss(call)
@@ -106,21 +108,22 @@ def fused_loss(call: LossCall) -> LossResult:
     new = torch.empty if batch and labels else torch.zeros
     rows = new(batch, dtype=torch.float64)
     grad_x = new(x.shape, dtype=real) if needs_x else None
-    grad_bias = None
-    if needs_bias:  # added to; numpy's zeros start no OpenMP threads, which a forked child has lost
-        grad_bias = torch.from_numpy(np.zeros(labels, np.float64 if real == torch.float64 else np.float32))
+    grad_bias = new(labels, dtype=real) if needs_bias else None
     grad_weight = weight_gradient(x, layer) if needs_weight else None
     total = 0.0
     if batch and labels:
-        loop = _Call(x, layer, _LOSS)
+        loop = _Call(x, layer)
         loop.set_targets(targets)
-        loop.set_loss(params, layer, real)
-        if isinstance(scale, Tensor):
-            loop.c.row_scale = loop.keep(scale.to(real).contiguous())
-        else:
-            loop.c.scale_of_all = scale
-        loop.set_results(rows, grad_x, grad_bias, grad_weight)
-        total = loop.run()
+        loop.set_gradients(grad_x, grad_bias, grad_weight)
+        total = _C.fused_loss(
+            loop.c,
+            **params.numbers(),
+            label_weight=loop.keep(label_vector(params.weight, layer, real)),
+            pos_weight=loop.keep(label_vector(params.pos_weight, layer, real)),
+            scale=1.0 if isinstance(scale, Tensor) else scale,
+            row_scale=loop.keep(scale.to(real).contiguous()) if isinstance(scale, Tensor) else 0,
+            row_loss=rows.data_ptr(),
+        )
     elif grad_weight is not None:
         grad_weight.zero_()
     out = gradient_dtype(x.dtype)
@@ -132,9 +135,8 @@ def fused_loss(call: LossCall) -> LossResult:
 def logits(x: Tensor, layer: Layer) -> Tensor:
     out = torch.empty(x.shape[0], layer.num_rows, dtype=x.dtype)
     if out.numel():
-        call = _Call(x, layer, _LOGITS)
-        call.c.out, call.c.out_stride = out.data_ptr(), out.stride(0)
-        call.run()
+        loop = _Call(x, layer)
+        _C.logits(loop.c, out=out.data_ptr(), out_stride=out.stride(0))
     return out
 
 
@@ -142,9 +144,8 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     values = torch.empty(x.shape[0], m, dtype=accumulate_dtype(x.dtype))
     labels = torch.empty(x.shape[0], m, dtype=torch.int64)
     if values.numel():
-        call = _Call(x, layer, _TOPK)
-        call.c.keep, call.c.top_values, call.c.top_labels = m, values.data_ptr(), labels.data_ptr()
-        call.run()
+        loop = _Call(x, layer)
+        _C.topk(loop.c, keep=m, values=values.data_ptr(), labels=labels.data_ptr())
     return values.to(x.dtype), labels
 
 
@@ -153,24 +154,29 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
     offsets = torch.zeros(batch + 1, dtype=torch.int64)
     if not batch or not layer.num_rows:
         return LabelSets.from_sorted(torch.empty(0, dtype=torch.int64), offsets, layer.num_labels)
-    call = _Call(x, layer, _PREDICT)
-    call.c.threshold = threshold
-    found = _C.predict(call.c)
+    loop = _Call(x, layer)
+    found = _C.predict(loop.c, threshold=threshold)
     indices = torch.empty(found.total, dtype=torch.int64)
-    found.write(batch, offsets.data_ptr(), indices.data_ptr())
+    found.write(rows=batch, offsets=offsets.data_ptr(), indices=indices.data_ptr())
     return LabelSets.from_sorted(indices, offsets, layer.num_labels)
 
 
 class _Call:
-    """A ``_C.Call`` with the input and the layer filled in, and whatever it points to kept alive."""
+    """A ``_C.Call`` with the input and the layer filled in. It keeps alive what that points to: hold it while it runs."""
 
-    def __init__(self, x: Tensor, layer: Layer, consumer: int, rows_at_once: bool = False) -> None:
+    def __init__(self, x: Tensor, layer: Layer, rows_at_once: bool = False) -> None:
         x, weight = _unit_stride(x), _unit_stride(layer.weight)
-        shape, plan = _shape(x.dtype, x.shape[0], weight.shape, layer.meta, consumer, rows_at_once)
+        bias = None if layer.bias is None else layer.bias.to(accumulate_dtype(x.dtype)).contiguous()
+        self.shape, plan = _shape(x.dtype, x.shape[0], weight.shape, layer.meta, rows_at_once)
         self.kept: list[Any] = [x, weight, plan]
-        self.c = shape.with_inputs(x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0))
-        if layer.bias is not None:
-            self.c.bias = self.keep(layer.bias.to(accumulate_dtype(x.dtype)).contiguous())
+        self.c = _C.Call(
+            self.shape,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            weight=weight.data_ptr(),
+            weight_stride=weight.stride(0),
+            bias=self.keep(bias),
+        )
 
     def keep(self, tensor: Tensor | None) -> int:
         """The address of a tensor that lives as long as this call."""
@@ -182,46 +188,28 @@ class _Call:
     def set_targets(self, targets: LabelSets | Tensor) -> None:
         if isinstance(targets, LabelSets):
             indices, offsets = targets.indices.contiguous(), targets.offsets.contiguous()
-            self.c.sparse_targets(
-                self.keep(indices), indices.numel(), self.keep(offsets), offsets.numel(), targets.num_labels
+            self.c.set_sparse_targets(
+                indices=self.keep(indices),
+                num_indices=indices.numel(),
+                offsets=self.keep(offsets),
+                num_offsets=offsets.numel(),
+                num_labels=targets.num_labels,
             )
             return
         if targets.dtype not in _DTYPES:
             targets = targets.to(torch.float32)
-        self.c.dense, self.c.dense_dtype = self.keep(targets), _DTYPES[targets.dtype]
-        self.c.dense_stride, self.c.dense_step = targets.stride()
+        stride, step = targets.stride()
+        self.c.set_dense_targets(data=self.keep(targets), dtype=_DTYPES[targets.dtype], stride=stride, step=step)
 
-    def set_loss(self, params: ElementwiseParams, layer: Layer, real: torch.dtype) -> None:
-        c = self.c
-        c.loss_kind = params.kind
-        if params.kind == BCE_KIND:
-            c.label_smoothing = params.label_smoothing
-        else:
-            c.gamma_pos, c.gamma_neg = params.gamma_pos, params.gamma_neg
-            c.alpha_pos, c.alpha_neg = params.alpha_pos, params.alpha_neg
-            c.clip, c.eps, c.detach_focus = params.clip, params.eps, int(params.detach_focus)
-        if params.weight is not None:
-            c.label_weight = self.keep(label_vector(params.weight, layer, real))
-        if params.pos_weight is not None:
-            c.pos_weight = self.keep(label_vector(params.pos_weight, layer, real))
-
-    def set_results(
-        self, rows: Tensor, grad_x: Tensor | None, grad_bias: Tensor | None, grad_weight: Tensor | None
-    ) -> None:
-        """Where the loss of each row and the gradients go."""
-        self.c.results(
-            self.keep(rows),
-            self.keep(grad_x),
-            self.keep(grad_bias),
-            self.keep(grad_weight),
-            0 if grad_weight is None else grad_weight.stride(0),
-            0 if grad_weight is None else _DTYPES[grad_weight.dtype],
-            False,
+    def set_gradients(self, grad_x: Tensor | None, grad_bias: Tensor | None, grad_weight: Tensor | None) -> None:
+        """Where the gradients go; ``None``: nobody needs it."""
+        self.c.set_gradients(
+            grad_x=self.keep(grad_x),
+            grad_bias=self.keep(grad_bias),
+            grad_weight=self.keep(grad_weight),
+            grad_weight_stride=0 if grad_weight is None else grad_weight.stride(0),
+            grad_weight_dtype=0 if grad_weight is None else _DTYPES[grad_weight.dtype],
         )
-
-    def run(self) -> float:
-        """The sum of the rows' losses; 0 for calls that have none."""
-        return _C.run(self.c)
 
 
 def _unit_stride(a: Tensor) -> Tensor:
@@ -229,44 +217,53 @@ def _unit_stride(a: Tensor) -> Tensor:
     return a if a.stride(1) == 1 or a.shape[1] <= 1 else a.contiguous()
 
 
-# Calls without tensors, by shape: training repeats one shape, and filling one in takes longer than a small layer.
-_shapes: BoundedCache[tuple[Any, _Prepared | None]] = BoundedCache(
-    _CACHE_BYTES, lambda entry: 1024 + (0 if entry[1] is None else entry[1].nbytes)
-)
+# Shapes of calls: training repeats one, and filling one in takes longer than a small layer.
+_shapes: BoundedCache[tuple[Any, _Plan]] = BoundedCache(_CACHE_BYTES, lambda entry: 1024 + entry[1].nbytes)
 
 
 def _shape(
-    dtype: torch.dtype, batch: int, weight_shape: torch.Size, meta: LayerMeta, consumer: int, rows_at_once: bool
-) -> tuple[Any, _Prepared | None]:
-    """(a ``_C.Call`` without tensors, the plan that it points to); cached."""
-    threads = torch.get_num_threads()
-    key = (dtype, batch, weight_shape, meta, consumer, rows_at_once, threads)
+    dtype: torch.dtype, batch: int, weight_shape: torch.Size, meta: LayerMeta, rows_at_once: bool
+) -> tuple[Any, _Plan]:
+    """(a ``_C.Shape``, the arrays that it points to); cached."""
+    key = (dtype, batch, weight_shape, meta, rows_at_once, torch.get_num_threads())
     return _shapes.get(key, lambda: _new_shape(*key))
 
 
 def _new_shape(
-    dtype: torch.dtype,
-    batch: int,
-    weight_shape: torch.Size,
-    meta: LayerMeta,
-    consumer: int,
-    rows_at_once: bool,
-    threads: int,
-) -> tuple[Any, _Prepared | None]:
+    dtype: torch.dtype, batch: int, weight_shape: torch.Size, meta: LayerMeta, rows_at_once: bool, threads: int
+) -> tuple[Any, _Plan]:
     labels, slack = weight_shape
     real = accumulate_dtype(dtype)
-    threads = min(threads, -(-labels // _SHARE_UNIT) or 1)
     if batch * labels * (slack + 16) < _SMALL:
         threads = 1
     chunk = max(batch, 1) if rows_at_once else _CHUNK
-    tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
-    prepared = None
-    call = _C.Call()
-    call.shape(consumer, _DTYPES[dtype], threads, tile, chunk, batch, labels, slack, meta.label_start, meta.k)
-    if meta.k >= 0:
-        prepared = _prepare(meta, labels, tile, threads, real)
-        call.plan(prepared.rank, prepared.even_rank, *prepared.pointers)
-    return call, prepared
+    if meta.codes:
+        tile = unit = _code_tile(meta.codes, slack, min(batch, chunk), real.itemsize)
+        threads = min(threads, -(-labels // unit) or 1)
+    else:
+        threads = min(threads, -(-labels // _SHARE_UNIT) or 1)
+        tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
+    bits = _code_bits(meta.codes, meta.label_start, labels)
+    shape = _C.Shape(
+        dtype=_DTYPES[dtype],
+        threads=threads,
+        tile=tile,
+        chunk=chunk,
+        rows=batch,
+        labels=labels,
+        slack=slack,
+        label_start=meta.label_start,
+        k=meta.k,
+        codes=meta.codes,
+        code_bits=bits.ctypes.data if meta.codes else 0,
+    )
+    if meta.k < 0:
+        return shape, _Plan((bits,), 0, 0)
+    plan = _plan(meta, tile, tuple(shape.tile_starts()), real)
+    names = ("u", "v_even", "v_odd", "cos", "sin")
+    addresses = {name: array.ctypes.data for name, array in zip(names, plan.arrays, strict=True)}
+    shape.set_plan(rank=plan.rank, even_rank=plan.even_rank, **addresses)
+    return shape, plan._replace(arrays=(*plan.arrays, bits))
 
 
 def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> int:
@@ -278,6 +275,20 @@ def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> in
     return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
 
 
+def _code_tile(codes: int, slack: int, rows: int, itemsize: int) -> int:
+    """The same with codes: a power of two. Every tile reads all code features, so many of them want a long one."""
+    fitting = _TILE_BYTES // (itemsize * (slack + rows))
+    return 256 if codes > 256 or fitting >= 160 else 128 if fitting >= 80 else 64
+
+
+def _code_bits(codes: int, label_start: int, labels: int) -> np.ndarray:
+    """The sign bits of the blocks that these labels touch, uint8 ``[blocks, c / 8]``."""
+    if not codes:
+        return np.empty(0, np.uint8)
+    blocks = range(label_start // codes, math.ceil((label_start + labels) / codes) or 1)
+    return np.packbits(sign_bits(codes, blocks), axis=1, bitorder="little")
+
+
 def weight_gradient(x: Tensor, layer: Layer, rows_at_once: bool = False) -> Tensor:
     """The memory that the loop writes grad_weight to.
 
@@ -287,11 +298,10 @@ def weight_gradient(x: Tensor, layer: Layer, rows_at_once: bool = False) -> Tens
     return empty_gradient(layer.weight.shape, gradient_dtype(x.dtype) if one_chunk else accumulate_dtype(x.dtype))
 
 
-class _Prepared(NamedTuple):
+class _Plan(NamedTuple):
     """A DFT plan in the dtype and for the tiles of a call."""
 
     arrays: tuple[np.ndarray, ...]  # u [T, r], v_even [r_e, k+1], v_odd [r_o, k], cos [tiles, k], sin [tiles, k]
-    pointers: tuple[int, ...]
     rank: int
     even_rank: int
 
@@ -300,28 +310,20 @@ class _Prepared(NamedTuple):
         return sum(a.nbytes for a in self.arrays)
 
 
-_plans: BoundedCache[_Prepared] = BoundedCache(_CACHE_BYTES, lambda prepared: prepared.nbytes)
+_plans: BoundedCache[_Plan] = BoundedCache(_CACHE_BYTES, lambda plan: plan.nbytes)
 
 
-def _prepare(meta: LayerMeta, labels: int, tile: int, threads: int, real: torch.dtype) -> _Prepared:
-    """The plan of a layer for these tiles; cached."""
-    key = (meta, labels, tile, threads, real)
+def _plan(meta: LayerMeta, tile: int, starts: tuple[int, ...], real: torch.dtype) -> _Plan:
+    """The plan of a layer for tiles that begin at ``starts``; cached."""
+    key = (meta, tile, starts, real)
     return _plans.get(key, lambda: _new_plan(*key))
 
 
-def _new_plan(meta: LayerMeta, labels: int, tile: int, threads: int, real: torch.dtype) -> _Prepared:
+def _new_plan(meta: LayerMeta, tile: int, starts: tuple[int, ...], real: torch.dtype) -> _Plan:
     double = real == torch.float64
     shared = plan(meta.num_labels, meta.k, tile, 1e-16 if double else 2e-8)
-    cos, sin = shared.rotations(meta.label_start + _tile_starts(labels, tile, threads) + tile // 2)
+    cos, sin = shared.rotations(meta.label_start + np.asarray(starts, np.int64) + tile // 2)
     even = shared.even_rank
     dtype = np.float64 if double else np.float32
     parts = (shared.u, shared.v[:even, np.r_[0, 1 : 2 * meta.k + 1 : 2]], shared.v[even:, 2::2], cos, sin)
-    arrays = tuple(np.ascontiguousarray(a, dtype=dtype) for a in parts)
-    return _Prepared(arrays, tuple(a.ctypes.data for a in arrays), shared.rank, even)
-
-
-def _tile_starts(labels: int, tile: int, threads: int) -> np.ndarray:
-    """The first label of every tile, thread by thread (share_of in csrc/cpu/job.h)."""
-    units = -(-labels // _SHARE_UNIT)
-    bounds = [min(units * t // threads * _SHARE_UNIT, labels) for t in range(threads)] + [labels]
-    return np.concatenate([np.arange(a, b, tile, dtype=np.int64) for a, b in itertools.pairwise(bounds)])
+    return _Plan(tuple(np.ascontiguousarray(a, dtype=dtype) for a in parts), shared.rank, even)

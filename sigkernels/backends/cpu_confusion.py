@@ -7,11 +7,8 @@ from torch import Tensor
 
 from ..layer import Layer
 from ..losses import ConfusionLoss, ConfusionParams
-from ..losses.kernel_params import UNBOUNDED
-from .cpu import _LOSS, _Call, weight_gradient
+from .cpu import _C, _Call, weight_gradient
 from .interface import ColumnResult, LossCall, accumulate_dtype, cast_all, gradient_dtype, label_vector, like_setting
-
-_CONFUSION = 3  # LossKind in csrc/core/losses.h
 
 
 def column_loss(call: LossCall) -> ColumnResult:
@@ -42,38 +39,47 @@ def _sweep(
     grad_weight = weight_gradient(x, layer, rows_at_once=True) if needs[1] else None
     grad_bias = torch.zeros(labels, dtype=real) if needs[2] else None
     grad_beta, grad_eta = (torch.zeros(labels, dtype=torch.float64) if need else None for need in needs[3:])
-    loop = _Call(x, layer, _LOSS, rows_at_once=True)
-    c = loop.c
-    sums = torch.zeros(c.threads, 4, dtype=torch.float64)
+    loop = _Call(x, layer, rows_at_once=True)
+    sums = torch.zeros(loop.shape.threads, 4, dtype=torch.float64)
     if batch == 0 or labels == 0:
         sums[0, 0] = labels  # every denominator is 0: value 0, loss 1
         if grad_weight is not None:
             grad_weight.zero_()
     else:
         loop.set_targets(call.targets)
-        _set_confusion(loop, params, layer, real)
-        c.loss_kind, c.scale, c.tiny = _CONFUSION, float(call.scale), torch.finfo(real).tiny
-        if slopes is not None:
-            c.slopes_known, (c.on_y, c.on_all) = True, slopes
-        c.sums = sums.data_ptr()
-        loop.set_results(torch.empty(batch, dtype=torch.float64), grad_x, grad_bias, grad_weight)
-        c.grad_beta, c.grad_eta = loop.keep(grad_beta), loop.keep(grad_eta)
-        loop.run()
+        loop.set_gradients(grad_x, grad_bias, grad_weight)
+        rows = torch.empty(batch, dtype=torch.float64)
+        _C.confusion_loss(
+            loop.c,
+            form=params.form,
+            mirrored=params.mirrored,
+            n_tp=params.n_tp,
+            n_s=params.n_s,
+            n_p=params.n_p,
+            n_rows=params.n_rows,
+            d_s=params.d_s,
+            d_p=params.d_p,
+            d_rows=params.d_rows,
+            tiny=torch.finfo(real).tiny,
+            scale=float(call.scale),
+            **_setting(loop, "beta", params.beta, layer, real),
+            **_setting(loop, "eta", params.eta, layer, real),
+            slopes=slopes,
+            row_loss=rows.data_ptr(),
+            sums=sums.data_ptr(),
+            grad_beta=loop.keep(grad_beta),
+            grad_eta=loop.keep(grad_eta),
+        )
     out = gradient_dtype(x.dtype)
     grads = cast_all(out, grad_x, grad_weight, grad_bias)
     settings = like_setting(params.beta, grad_beta), like_setting(params.eta, grad_eta)
     return sums.sum(0), ColumnResult(sums[0, 0], *grads, *settings)
 
 
-def _set_confusion(loop: _Call, params: ConfusionParams, layer: Layer, real: torch.dtype) -> None:
-    c = loop.c
-    for name in ("n_tp", "n_s", "n_p", "n_rows", "d_s", "d_p", "d_rows", "mirrored"):
-        setattr(c, name, getattr(params, name))
-    c.confusion_form = params.form
-    if params.form == UNBOUNDED:
-        return
-    for name, setting in (("beta", params.beta), ("eta", params.eta)):
-        if isinstance(setting, Tensor) and setting.ndim:
-            setattr(c, name + "s", loop.keep(label_vector(setting, layer, real)))
-        else:
-            setattr(c, name, float(setting))
+def _setting(
+    loop: _Call, name: str, setting: float | Tensor, layer: Layer, real: torch.dtype
+) -> dict[str, float | int]:
+    """β or η as one number, or as the address of one per label."""
+    if isinstance(setting, Tensor) and setting.ndim:
+        return {name: 0.0, name + "s": loop.keep(label_vector(setting, layer, real))}
+    return {name: float(setting), name + "s": 0}
