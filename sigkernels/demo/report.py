@@ -95,7 +95,7 @@ def _reading(about: dict[str, Any]) -> str:
         "and the codes add is that nothing is impossible. Step: median of a whole training step, encoder and optimizer "
         "included. Peak memory: what the head's loss and gradients add at the peak of one step. Never predictable: test "
         "label sets that were proved impossible at threshold 0.5, of those verified. Radius: of the largest ball of "
-        "features, within ±10,000, that predict the set; proved, for the first 40 sets; 0 for impossible ones. upgraded: "
+        "features, within ±10,000, that predict the set; a proved lower bound, for the first 40 sets; 0 for impossible ones. upgraded: "
         "the trained bottleneck with DFT and code columns beside its own, after one more epoch."
     )
 

@@ -127,6 +127,5 @@ def verify(result: Result, model: models.Model, verified: datasets.SparseDataset
     verdicts = [verdict.name for verdict in proofs.verdicts]
     result.verdicts = dict(Counter(verdicts))
     result.impossible = [row for row, verdict in enumerate(verdicts) if verdict == "UNARGMAXABLE"]
-    regions = model.verify(verified.labels[:RADIUS_SETS], radius=True)
-    result.radii = [max(float(lowest), 0.0) for lowest in regions.radius_lo]
+    result.radii = models.radii(model.head, verified.labels[:RADIUS_SETS])
     result.verify_seconds = time.perf_counter() - started
