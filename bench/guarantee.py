@@ -1,0 +1,83 @@
+"""The guarantee of the codes, tried: random sets of every size that it covers, on fresh and on trained heads.
+
+    python bench/guarantee.py                # 10,000 sets for each of c = 16, 64, 256, 1024; two minutes
+
+For every set the witness of the closed form is put into the whole layer, slack, bias and DFT included, and the distance
+to the nearest boundary is computed in float64: it must not be below what ``head.guarantee(r)`` promises.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import sigkernels as sk
+from sigkernels.codes import code_logits, code_witness, guaranteed_size
+
+COLUMNS = {16: 128, 64: 2_048, 256: 11_732, 1024: 20_000}  # codes → labels
+IN_FEATURES, STEPS, BATCH, BOX = 64, 100, 64, 1e4
+SETS_AT_ONCE = 250
+
+
+def make_head(codes: int, n: int, trained: bool) -> sk.DFTHead:
+    """A head with a bias and a prior; trained: on random inputs and sets for some steps of a large size."""
+    torch.manual_seed(codes)
+    sets = sk.LabelSets.from_lists([torch.randperm(n)[: 1 + i % 5].tolist() for i in range(BATCH)], n)
+    head = sk.DFTHead(2 * codes + IN_FEATURES, n, k=2, slack=8, codes=codes, bias=True, prior=sets)
+    if trained:
+        h = torch.randn(BATCH, head.in_features)
+        optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            head(h, sets, reduction="sum").backward()
+            optimizer.step()
+    return head
+
+
+def margins(head: sk.DFTHead, sets: list[list[int]]) -> Tensor:
+    """The distance from the scaled witness of each set to the nearest boundary of its region, float64 ``[sets]``."""
+    n, c = head.num_labels, head.codes
+    active = sk.LabelSets.from_lists(sets, n)
+    constant, features = code_witness(n, c, active.indices.numpy(), active.offsets.numpy())
+    scale = BOX / np.maximum(abs(constant), np.abs(features).max(1))  # as far as the box allows
+    z = code_logits(torch.from_numpy(features), 0, n) + constant / np.sqrt(n)
+    z = z * torch.from_numpy(scale)[:, None]
+    bias = head.label_bias()
+    if bias is not None:
+        z = z + bias.to(torch.float64)
+    signs = 2 * active.to_dense(torch.float64) - 1
+    return (signs * z / head.weight_matrix().norm(dim=1)).amin(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", type=int, default=10_000, help="for each number of code columns and each head")
+    args = parser.parse_args()
+    print(
+        f"{'codes':>6} {'labels':>7} {'head':>8} {'sizes':>7} {'sets':>7} {'below':>6} {'least found / promised':>23}"
+    )
+    for codes, n in COLUMNS.items():
+        largest = guaranteed_size(codes, n)
+        for trained in (False, True):
+            head, random = make_head(codes, n, trained), np.random.default_rng(codes)
+            tried = below = 0
+            closest = np.inf
+            per_size = -(-args.sets // largest)
+            for size in range(1, largest + 1):
+                promised = head.guarantee(size, BOX).radius
+                for first in range(0, per_size, SETS_AT_ONCE):
+                    count = min(SETS_AT_ONCE, per_size - first)
+                    sets = [random.choice(n, size, replace=False).tolist() for _ in range(count)]
+                    found = margins(head, sets)
+                    tried += count
+                    below += int((found < promised * (1 - 1e-12)).sum())
+                    closest = min(closest, float(found.min()) / promised if promised else np.inf)
+            name = "trained" if trained else "fresh"
+            print(f"{codes:>6} {n:>7} {name:>8} {f'1…{largest}':>7} {tried:>7} {below:>6} {closest:>23.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
