@@ -43,8 +43,10 @@ class Guarantee:
             return f"{labels}: no guarantee for all of them; {self.reason}"
         words = {"constant": "the constant column", "codes": "the codes", "dft": "the DFT columns"}
         width = f"radius at least {self.radius:.3g} in a box of {self.box:g}"
+        if not self.radius:
+            width = f"but no ball within a box of {self.box:g} is promised"
         if not self.reachable_in_float32:
-            width += ", too thin for float32: exact, but no encoder will land there; use codes for a wide region"
+            width += "; too thin for float32: exact, but no encoder will land there. More codes make wide regions"
         return f"{labels}: every one is predictable by {words[self.source]}, {width}"
 
 
