@@ -94,7 +94,7 @@ def pictures(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for part in ("README.md", "docs/choosing.md", "docs/results"):
+    for part in ("README.md", "docs/choosing.md", "docs/losses.md", "docs/results"):
         (tmp_path / part).parent.mkdir(exist_ok=True)
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, tmp_path / part)
@@ -116,10 +116,16 @@ def test_the_tables_are_those_of_the_saved_runs(pictures, tmp_path):
     assert all((ROOT / "docs" / "img" / f"{name}.svg").exists() for name in drawn) and "docs/img/ratios.svg" in shown
 
 
+def _scores(value):
+    averages = [f"{average}_f1 at {cut}" for average in ("micro", "macro", "weighted") for cut in ("0.5", "best")]
+    return {"epochs": 5} | dict.fromkeys(("P@5", "mAP", *averages), value)
+
+
 def test_new_runs_fill_their_tables(pictures, tmp_path, monkeypatch):
     environment = env.collect()
     head = {"head_parameters": 310_000, "verdicts": {"UNARGMAXABLE": 3, "ARGMAXABLE": 7}, "impossible_share": 0.3}
-    demo = head | {"description": "some head", "f1_at_5": [0.1, 0.25], "f1_at_10": [0.2], "step_ms": 9.0}
+    head |= {"radii": [0.5, 2.0, 3.0], "f1_at_5": [0.1, 0.25], "f1_at_10": [0.2]}
+    demo = head | {"description": "some head", "mean_average_precision": 0.3, "step_ms": 9.0}
     run = {"command": "sigkernels demo --json", "environment": environment, "epochs": 2, "seconds": 5.0}
     run |= {
         "train_examples": 400,
@@ -127,15 +133,24 @@ def test_new_runs_fill_their_tables(pictures, tmp_path, monkeypatch):
         "results": [demo | {"head_peak_bytes": 2**20, "losses": [1.0]}],
     }
     (tmp_path / "demo.json").write_text(json.dumps(run))
-    heads = {name: head | {"f1_at_5": 0.5, "f1_at_10": 0.4, "epochs": 10} for name in ("bottleneck:25", "dft:25")}
-    reference = {"command": "python bench/reference.py", "environment": environment, "heads": heads}
-    (tmp_path / "docs" / "results" / "reference.json").write_text(json.dumps(reference))
+    trained = head | {"epochs": 10, "map": 0.3, "radius_by_size": {"1": [3.0], "4": [0.5]}}
+    kinds = ["full:0", *(f"{kind}:{width}" for kind in ("bottleneck", "dft", "codes") for width in (25, 100))]
+    seeds = {"0": trained, "1": trained | {"f1_at_5": [0.35]}}
+    heads = {f"{kind}:frequencies": seeds for kind in kinds} | {"dft:25:none": seeds}
+    losses = {"BCE": {"0": _scores(0.4), "1": _scores(0.5)}}
+    results = tmp_path / "docs" / "results"
+    for name, content in (("reference.json", {"heads": heads}), ("reference_losses.json", {"losses": losses})):
+        saved = {"command": f"python bench/{name}", "environment": environment, **content}
+        (results / name).write_text(json.dumps(saved))
     monkeypatch.setattr(sys, "argv", ["pictures.py", "--demo", str(tmp_path / "demo.json")])
     pictures.main()
-    assert "| some head | 0.31 M | 0.250 | 0.200 | 9 ms | 1 MiB | 3 of 10 |" in (tmp_path / "README.md").read_text()
+    row = "| some head | 0.31 M | 0.250 | 0.200 | 0.300 | 9 ms | 1 MiB | 3 of 10 | 0.5 / 2 |"
+    assert row in (tmp_path / "README.md").read_text()
     choosing = (tmp_path / "docs" / "choosing.md").read_text()
-    assert "| `DFTHead(k=80, slack=25)` | 0.31 M | 0.500 | 0.400 | 3 of 10 (30.0 %) |" in choosing
-    assert (tmp_path / "docs" / "img" / "unargmaxable.svg").exists()
+    assert "| DFT, slack 25 | 0.31 M | 0.300 ± 0.071 | 0.200 ± 0.000 | 0.300 ± 0.000 | 3 of 10 | 0.5 / 2 |" in choosing
+    assert "| DFT, slack 25 | 0.300 ± 0.071 | – | 0.300 ± 0.071 |" in choosing  # by prior: none, mean, frequencies
+    assert "| BCE | 0.450 ± 0.071 |" in (tmp_path / "docs" / "losses.md").read_text()
+    assert all((tmp_path / "docs" / "img" / f"{name}.svg").exists() for name in ("unargmaxable", "radius"))
     saved = json.loads((tmp_path / "docs" / "results" / "demo.json").read_text())
     assert set(saved["environment"]) == {"sigkernels", "packages", "cpu", "threads"}
     assert "losses" not in saved["results"][0]
