@@ -31,7 +31,7 @@ from .losses import (
 from .ops import LML
 from .suggest import suggest
 from .swap import swap_output_layer
-from .verify import Report, Verdict, verify
+from .verify import Report, Verdict, verify, verify_classes
 
 if TYPE_CHECKING:
     from .estimator import MultiLabelClassifier
@@ -86,4 +86,5 @@ __all__ = [
     "suggest",
     "swap_output_layer",
     "verify",
+    "verify_classes",
 ]

@@ -20,6 +20,7 @@ COMMANDS = {
     "env": "sigkernels.env",
     "demo": "sigkernels.demo.command",
     "verify": "sigkernels.verify.command",
+    "check": "sigkernels.verify.check_command",
     "bench": "sigkernels.bench_command",
 }
 BAD_INPUT = 2

@@ -10,7 +10,7 @@ import scipy.sparse
 import torch
 
 import sigkernels as sk
-from sigkernels.verify import Report, Verdict
+from sigkernels.verify import Report, Verdict, check_command
 from sigkernels.verify.command import add_parser, run
 from sigkernels.verify.label_file import load_label_sets
 
@@ -399,3 +399,40 @@ def test_thresholds_and_rules_on_the_command_line(files, capsys):
         assert Report.load(files / "r.npz").check()
     assert call(files / "pair.npy", files / "both.txt", "--rule", "topk", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["rule"] == "topk"
+
+
+# Saved reports
+
+
+def check_report(*arguments):
+    parser = argparse.ArgumentParser(prog="sigkernels")
+    check_command.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["check", *map(str, arguments)])
+    return args.run(args)
+
+
+def test_a_saved_report_is_proved_again(files, capsys):
+    (files / "all.txt").write_text((files / "yes.txt").read_text() + " ".join(map(str, NO[0])) + "\n")
+    call(files / "w.npy", files / "all.txt", "--out", files / "r.npz")
+    assert check_report(files / "r.npz") == 0 and check_report(files / "r.npz", files / "w.npz") == 0
+    assert "PROVED  all 5 lines" in capsys.readouterr().out
+    np.save(files / "other.npy", -W)
+    assert check_report(files / "r.npz", files / "other.npy") == 1
+    assert "NOT PROVED  line 0" in capsys.readouterr().out
+    assert check_report(files / "r.npz", files / "other.npy", "--json") == 1
+    out = json.loads(capsys.readouterr().out)
+    assert out["proved"] is False and len(out["failures"]) == 4 and out["failures"][0]["line"] == 0
+
+
+def test_a_saved_report_of_a_dft_head_is_proved_again(files):
+    head = sk.DFTHead(11, 12, 2, 6)
+    torch.save(head.state_dict(), files / "dft.pt")
+    (files / "pairs.txt").write_text("1 5\n\n0 3\n")
+    call(files / "dft.pt", files / "pairs.txt", "--out", files / "r.npz", "--allow", "thin")
+    assert check_report(files / "r.npz") == check_report(files / "r.npz", files / "dft.pt") == 0
+
+
+@pytest.mark.parametrize("name", ("missing.npz", "w.npz", "."))
+def test_what_is_no_report_is_refused(files, name):
+    with pytest.raises(ValueError, match=r"no such file|not a verification report|is a directory"):
+        check_report(files / name)

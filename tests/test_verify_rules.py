@@ -10,6 +10,9 @@ from verify_oracle import KINDS, degenerate_matrix, is_argmaxable, is_top
 
 import sigkernels as sk
 from sigkernels.verify import Report, verify
+from sigkernels.verify.highest_logits import highest_logits
+from sigkernels.verify.question import Question
+from sigkernels.verify.rules import DecisionRule
 
 YES = ("ARGMAXABLE", "THIN")
 
@@ -196,3 +199,42 @@ def test_a_linear_classifier_of_scikit_learn():
     assert decided(report) == truth
     for i in np.flatnonzero(truth):
         assert model.predict(report.witness(i)[None, :])[0] == i
+
+
+@pytest.mark.parametrize("biased", (False, True))
+def test_every_class_of_a_softmax(biased):
+    rng = np.random.default_rng(0)
+    W, bias = rng.standard_normal((24, 3)), rng.standard_normal(24) if biased else None
+    report = sk.verify_classes(W, bias)
+    truth = [is_top(W, [i], bias) for i in range(24)]
+    assert decided(report) == truth and 3 < sum(truth) < 22
+    for i in np.flatnonzero(truth):
+        assert np.argmax(W @ report.witness(i) + (0.0 if bias is None else bias)) == i
+    linear = torch.nn.Linear(3, 24, dtype=torch.float64, bias=biased)
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(W))
+        if biased:
+            linear.bias.copy_(torch.from_numpy(bias))
+    assert sk.verify_classes(linear).verdicts.tolist() == report.verdicts.tolist()
+
+
+def test_duplicate_classes_never_win_alone():
+    W = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+    assert sk.verify_classes(W).verdicts.tolist() == ["UNARGMAXABLE", "UNARGMAXABLE", "ARGMAXABLE", "ARGMAXABLE"]
+
+
+@pytest.mark.parametrize("xp", (np, pytest.param("strict", marks=pytest.mark.filterwarnings("ignore"))))
+@pytest.mark.parametrize("biased", (False, True))
+def test_reflections_find_wide_regions(xp, biased):
+    xp = pytest.importorskip("array_api_strict") if xp == "strict" else xp
+    rng = np.random.default_rng(2)
+    W, bias = rng.standard_normal((50, 8)), 0.1 * rng.standard_normal(50) if biased else None
+    sets = [np.sort(np.argsort(-(W @ x))[:2]) for x in rng.standard_normal((20, 8))]
+    question = Question(W, bias, -1, 1e-8, 1e4, DecisionRule("topk", "free"))
+    found = [f for f in highest_logits(question, xp, sets, np.arange(20))]
+    number = np.concatenate([f.witness_of for f in found])
+    points = np.concatenate([f.witness for f in found])
+    assert len(number) >= 10 and len(set(number.tolist())) == len(number)
+    for i, x in zip(number, points, strict=True):
+        logits = W @ x[:8] + (0.0 if bias is None else bias) + question.threshold_unit * x[8]
+        assert np.flatnonzero(logits > 0).tolist() == sets[i].tolist()

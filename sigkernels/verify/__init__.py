@@ -2,7 +2,7 @@
 
 from .certificate import Certificate, Verdict
 from .check import Proof
-from .pipeline import verify
+from .pipeline import verify, verify_classes
 from .report import CheckResult, Report, StageReport
 
-__all__ = ["Certificate", "CheckResult", "Proof", "Report", "StageReport", "Verdict", "verify"]
+__all__ = ["Certificate", "CheckResult", "Proof", "Report", "StageReport", "Verdict", "verify", "verify_classes"]

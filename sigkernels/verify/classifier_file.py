@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +39,27 @@ class StoredClassifier(NamedTuple):
         bias = f"bias {self.bias_name}" if self.bias_name is not None else "no bias"
         rest = ", ".join(self.unused[:5]) + (f", … {len(self.unused)} in all" if len(self.unused) > 5 else "")
         return f"weight {weight}, {bias}" + (f"; not used: {rest}" if self.unused else "")
+
+
+def add_array_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which arrays in WEIGHTS are the output layer."""
+    parser.add_argument("--weight", metavar="NAME", help="which array in WEIGHTS is the matrix")
+    parser.add_argument(
+        "--bias", metavar="NAME", help="which array in WEIGHTS is the bias (default: beside the matrix)"
+    )
+    parser.add_argument("--no-bias", action="store_true", help="the classifier has no bias, whatever WEIGHTS holds")
+    parser.add_argument(
+        "--dft",
+        type=int,
+        metavar="K",
+        help="WEIGHTS are the slack columns of a DFT head with this k (a head's state dict says so itself)",
+    )
+
+
+def load_output_layer(args: argparse.Namespace) -> tuple[Any, StoredClassifier]:
+    """The classifier that ``verify`` takes, from ``args.weights`` and the options above, and where it came from."""
+    layer = load_classifier(args.weights, args.weight, args.bias, args.no_bias, args.dft)
+    return layer.weight if layer.k is None else _dft_head(layer, layer.k), layer
 
 
 def load_classifier(
@@ -177,3 +200,21 @@ def _dft_degree(path: str, arrays: dict[str, Any], key: str, projection: str, k:
     if k not in (None, stored):
         raise BadFile(f"{path}: --dft {k} contradicts {projection}, whose {rows} rows say k = {stored}")
     return stored, matrix.shape[1]
+
+
+def _dft_head(layer: StoredClassifier, k: int) -> Any:
+    """The head whose slack columns were in the file."""
+    import torch
+
+    from ..heads import DFTHead
+
+    slack = torch.as_tensor(layer.weight)
+    slack = slack if slack.is_floating_point() else slack.double()
+    n, columns = slack.shape
+    width = 2 * k + 1 + columns
+    with warnings.catch_warnings():  # what the head says about a narrow projection, the report says too
+        warnings.simplefilter("ignore")
+        head = DFTHead(layer.in_features or width, n, k, columns, dtype=slack.dtype)
+    with torch.no_grad():
+        head.slack_weight.copy_(slack)
+    return head

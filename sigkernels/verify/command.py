@@ -9,13 +9,12 @@ import argparse
 import json
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .classifier_file import StoredClassifier, load_classifier
+from .classifier_file import StoredClassifier, add_array_options, load_output_layer
 from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays
 from .gate import TOLERABLE, Gate
 from .inputs import DOMAINS
@@ -46,17 +45,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("weights", metavar="WEIGHTS", help="file with the output layer")
     parser.add_argument("labels", metavar="LABELS", help="file with the label sets")
-    parser.add_argument("--weight", metavar="NAME", help="which array in WEIGHTS is the matrix")
-    parser.add_argument(
-        "--bias", metavar="NAME", help="which array in WEIGHTS is the bias (default: beside the matrix)"
-    )
-    parser.add_argument("--no-bias", action="store_true", help="the classifier has no bias, whatever WEIGHTS holds")
-    parser.add_argument(
-        "--dft",
-        type=int,
-        metavar="K",
-        help="WEIGHTS are the slack columns of a DFT head with this k (a head's state dict says so itself)",
-    )
+    add_array_options(parser)
     parser.add_argument("--rule", choices=RULES, default="threshold", help="which labels are predicted")
     parser.add_argument(
         "--threshold",
@@ -97,10 +86,10 @@ def _verify(args: argparse.Namespace) -> int:
 
     gate = Gate.of(args.allow, args.min_sets)
     out = None if args.out is None else _writable(args.out, (args.weights, args.labels))
-    layer = load_classifier(args.weights, args.weight, args.bias, args.no_bias, args.dft)
+    classifier, layer = load_output_layer(args)
     labels = load_label_sets(args.labels, layer.weight.shape[0])
     report = verify(
-        layer.weight if layer.k is None else _dft_head(layer, layer.k),
+        classifier,
         labels,
         layer.bias,
         args.tol,
@@ -196,24 +185,6 @@ def _writable(path: str, inputs: tuple[str, ...]) -> Path:
         if out.exists() and Path(name).exists() and out.samefile(name):
             raise BadFile(f"--out {path}: is an input of this command and would be overwritten; choose another name")
     return out
-
-
-def _dft_head(layer: StoredClassifier, k: int) -> Any:
-    """The head whose slack columns were in the file."""
-    import torch
-
-    from ..heads import DFTHead
-
-    slack = torch.as_tensor(layer.weight)
-    slack = slack if slack.is_floating_point() else slack.double()
-    n, columns = slack.shape
-    width = 2 * k + 1 + columns
-    with warnings.catch_warnings():  # what the head says about a narrow projection, the report says too
-        warnings.simplefilter("ignore")
-        head = DFTHead(layer.in_features or width, n, k, columns, dtype=slack.dtype)
-    with torch.no_grad():
-        head.slack_weight.copy_(slack)
-    return head
 
 
 def _finite(value: float) -> float | None:

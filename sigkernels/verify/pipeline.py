@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ..codes import guaranteed_size
 from ..labels import LabelSets
@@ -17,6 +18,7 @@ from . import lp, solver_stages
 from .arrays import namespace
 from .certificate import Certificate
 from .cone import Cone, Found
+from .highest_logits import highest_logits
 from .inputs import as_question, rule_of
 from .ledger import Ledger
 from .newton import motzkin, newton, newton_on_all_rows
@@ -112,6 +114,26 @@ def verify(
     return Report.from_ledger(question, given, inverse, ledger, stages, notes)
 
 
+def verify_classes(
+    head_or_matrix: Any,
+    bias: Any = None,
+    tol: float = 1e-8,
+    box: float = 1e4,
+    device: str = "cpu",
+    executor: Executor | None = None,
+    progress: bool | Callable[[int, int], None] | None = None,
+) -> Report:
+    """Decide for every class of a softmax whether it can ever win, with a proof for each: tokens no input produces.
+
+    The same as ``verify`` with ``rule="argmax"`` and one set for each label; line i of the report is class i. Logits are
+    made for a few hundred classes at a time: beside W and the proofs, memory does not grow with the number of classes.
+    """
+    layer = getattr(head_or_matrix, "weight", head_or_matrix)
+    count = getattr(head_or_matrix, "num_labels", None) or len(getattr(head_or_matrix, "coef_", layer))
+    every = LabelSets(torch.arange(count), torch.arange(count + 1), count)
+    return verify(head_or_matrix, every, bias, tol, box, False, device, executor, progress, rule="argmax")
+
+
 def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:
     """Make the two bounds of every radius meet: an interior-point method for many sets at once, HiGHS for the rest."""
     ledger.target = math.inf
@@ -156,6 +178,14 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
         yield _Stage("closed form", _closed_form)
     if not question.is_dense:
         return
+    if question.threshold_unit and question.domain == "all":
+
+        def differences(ledger: Ledger, which: np.ndarray) -> None:
+            with np.errstate(all="ignore"):
+                for found in highest_logits(question, xp, ledger.sets, which):
+                    ledger.offer_found(found)
+
+        yield _Stage("highest logits", differences)
     if question.k < 0 and question.d >= MOTZKIN_WIDTH:
         yield _Stage("motzkin", screen(lambda cone, ledger, which: motzkin(cone, ledger.sets, which), single))
 
