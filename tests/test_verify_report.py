@@ -113,16 +113,16 @@ def test_the_same_answers_on_every_run(report):
 def test_executors_run_the_programs(pool):
     degenerate = np.repeat(np.random.default_rng(1).integers(-2, 3, (6, 3)).astype(float), 2, axis=0)
     sets = [[0, 1], [0, 3], [2, 3, 4, 5], [1], list(range(12))]
-    here = verify(degenerate, sets, radius=True)
+    serial = verify(degenerate, sets, radius=True)
     kwargs = {}
     if pool is ProcessPoolExecutor:
         import multiprocessing
 
         kwargs["mp_context"] = multiprocessing.get_context("spawn")
     with pool(2, **kwargs) as executor:
-        there = verify(degenerate, sets, radius=True, executor=executor)
-    same(here, there)
-    assert np.allclose(here.radius_hi, there.radius_hi)
+        parallel = verify(degenerate, sets, radius=True, executor=executor)
+    same(serial, parallel)
+    assert np.allclose(serial.radius_hi, parallel.radius_hi)
 
 
 def test_radius_closes_the_interval():

@@ -249,11 +249,11 @@ def _on_a_sample(cone: Cone, active: np.ndarray, y: Array, x: Array) -> Array | 
     xp = cone.xp
     count = SAMPLED * cone.width
     sample = _around(active, cone.size, count)
-    for turn in range(3 * MAX_ROUNDS):
+    for attempt in range(3 * MAX_ROUNDS):
         if 3 * len(sample) > cone.size:
             break
         at = xp.asarray(sample)
-        steps = MAX_STEPS if turn else MAX_STEPS_DFT  # what was possible once is worth more
+        steps = MAX_STEPS if attempt else MAX_STEPS_DFT  # what was possible once is worth more
         part = hinge_newton_one(xp, xp.take(cone.rows, at, axis=0), xp.take(y, at), x, enough=1.0, steps=steps)
         if not bool(part.feasible[0]):
             return None

@@ -1,6 +1,6 @@
 """One BLAS thread for as long as the verifier works.
 
-numpy and scipy bring a BLAS each, with threads of its own that wait for work by spinning. Called in turns they keep each
+numpy and scipy bring a BLAS each, with threads of its own that wait for work by spinning. Called alternately they keep each
 other off the processor: on two cores the small factorisations here took fifty times as long.
 """
 
