@@ -1,0 +1,95 @@
+"""The tile loop of the CPU core under AddressSanitizer and UndefinedBehaviorSanitizer, which must also catch planted bugs.
+
+``cpu/sanitize.cpp`` runs every consumer, dtype and form of targets on odd shapes, with three widths of vectors. Behind
+each part of the loop's own memory lies a forbidden zone (``Bump`` in ``csrc/cpu/memory.h``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .toolchain import CSRC, fingerprint, must, need, run
+
+HERE = Path(__file__).parent / "cpu"
+FLAGS = ["-std=c++17", "-O0", "-g1", "-pthread", "-Wno-psabi", "-fno-sanitize-recover=all"]
+ADDRESS, BOTH = "-fsanitize=address", "-fsanitize=address,undefined"
+# Two vectors of 16 bytes; one of 64, as AVX-512 has for small batches; pairs of bfloat16. The source is the same, and
+# one of them under both sanitizers is enough: that takes long to compile.
+VARIANTS = {
+    "portable": [BOTH, "-DSK_VEC_BYTES=16", "-DSK_REGISTERS=16"],
+    "one_vector": [ADDRESS, "-DSK_VEC_BYTES=64", "-DSK_REGISTERS=32", "-DSK_PANEL_VECTORS=1"],
+    "in_pairs": [ADDRESS, "-DSK_VEC_BYTES=32", "-DSK_REGISTERS=16", "-DSK_DOT2=1"],
+}
+
+
+class Plant(NamedTuple):
+    """A bug: in ``file`` the first ``right`` becomes ``wrong``, and the sanitizer must say ``report``."""
+
+    file: str
+    right: str
+    wrong: str
+    report: str
+
+
+PLANTS = {
+    "too little room for the rotated coefficients": Plant(
+        "memory.h", "turned_even = bump.take<C>(layout.even * PW)", "turned_even = bump.take<C>(layout.odd * PW)",
+        "use-after-poison",
+    ),
+    "sets that nobody checks": Plant(
+        "driver.cpp", "if (whole.indices) check_targets(whole);", "", "ERROR: AddressSanitizer"
+    ),
+}  # fmt: skip
+
+
+def build(cache: Path, plant: Plant | None = None) -> Path:
+    """The program, from the sources or from a copy with a planted bug, which is looked for by one variant alone."""
+    out = cache / f"cpu-{fingerprint(repr(plant), repr(VARIANTS), folders=(CSRC / 'cpu', CSRC / 'core', HERE))}"
+    program = out / "sanitize"
+    if program.exists():
+        return program
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(CSRC, out / "csrc")
+    compiler = [need("g++"), *FLAGS, f"-I{out / 'csrc'}"]
+    variants = VARIANTS
+    if plant is not None:
+        source = out / "csrc" / "cpu" / plant.file
+        text = source.read_text()
+        assert plant.right in text, f"the place for a planted bug has moved: {plant.right!r}"
+        source.write_text(text.replace(plant.right, plant.wrong, 1))
+        variants = {"portable": [ADDRESS, *VARIANTS["portable"][1:]]}
+    objects = {"sanitize": [BOTH, *([] if plant is None else ["-DONE_VARIANT"]), "-c", HERE / "sanitize.cpp"]}
+    objects["driver"] = [BOTH, "-c", out / "csrc" / "cpu" / "driver.cpp"]
+    for name, flags in variants.items():
+        objects[name] = [*flags, f"-DSK_NAME=kernels_{name}", "-c", HERE / "variant.cpp"]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(must, ([*compiler, *args, "-o", out / f"{name}.o"] for name, args in objects.items())))
+    unfinished = out / "unfinished"
+    must([*compiler, BOTH, *(out / f"{name}.o" for name in objects), "-o", unfinished])
+    unfinished.rename(program)
+    return program
+
+
+def execute(program: Path):
+    """Without address randomisation: the sanitizers map their shadow at fixed places."""
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    return run([need("setarch"), "-R", program], env=environment, timeout=300)
+
+
+def test_clean(artefacts):
+    done = execute(build(artefacts))
+    assert done.returncode == 0, done.stderr[:4000]
+    assert "cases 8 refused 9 rethrown 1" in done.stdout
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_planted_bug_is_caught(artefacts, name):
+    done = execute(build(artefacts, PLANTS[name]))
+    assert done.returncode != 0
+    assert PLANTS[name].report in done.stderr, done.stderr[:2000]
