@@ -1,7 +1,7 @@
 """The verifier against what people use: scipy's HiGHS on the full Chebyshev program of each label set.
 
     OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 python bench/bench_verify.py speed
-    … bench_verify.py radius | throughput | bottleneck | slack | published
+    … bench_verify.py radius | throughput | bottleneck | slack | published | classes | thin
 
 Both sides run in one process, interleaved, one BLAS thread, and are measured in seconds of processor time, which other
 programs on the machine do not lengthen. HiGHS gets a few sets (it takes seconds for each), the verifier many; what is
@@ -26,11 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import torch  # noqa: E402
 from scipy.optimize import linprog  # noqa: E402
 from scipy.stats import binom  # noqa: E402
 from verify_layers import CACHE, layer  # noqa: E402
 
-from sigkernels.verify import verify  # noqa: E402
+from sigkernels import DFTHead  # noqa: E402
+from sigkernels.verify import verify, verify_classes  # noqa: E402
 
 OUT = Path(__file__).parent / "out"
 QUICK = bool(os.environ.get("SIGKERNELS_BENCH_QUICK"))
@@ -72,7 +74,7 @@ def compare(name: str, classifier, W: np.ndarray, sets: list, baseline: int, rad
         "ms per set": 1e3 * seconds / len(sets),
         "highs ms": 1e3 * float(np.median(slow)),
         "ratio": float(np.median(slow)) / (seconds / len(sets)),
-        "decided before the programs": (before_lp + (thin if report.problem.k >= 0 else 0)) / len(sets),
+        "decided before the programs": (before_lp + (thin if report.question.k >= 0 else 0)) / len(sets),
         **{k: v for k, v in report.counts().items() if v},
     }
     if radius:
@@ -235,6 +237,33 @@ def _figure():
     return plt.subplots(figsize=(6, 4), layout="constrained")
 
 
+def classes(args: argparse.Namespace) -> list[dict]:
+    """Every class of a softmax: of ``--matrix``, or of a gaussian one of the first ``--n`` and ``--d``."""
+    gaussian = np.random.default_rng(0).standard_normal((args.n[0], args.d[0]))
+    W = gaussian if args.matrix is None else np.load(args.matrix)
+    began = time.process_time()
+    report = verify_classes(W)
+    seconds = time.process_time() - began
+    began = time.process_time()
+    proved = bool(report.check())
+    row = {"n": W.shape[0], "d": W.shape[1], "seconds": seconds, "check": time.process_time() - began, "proved": proved}
+    print(row | report.counts())
+    return [row | report.counts()]
+
+
+def thin(args: argparse.Namespace) -> list[dict]:
+    """20 random sets of up to 60 labels of a large DFT head: n = 100,000, k = 80, 64 slack columns."""
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    head = DFTHead(225, 100_000, 80, 64)
+    sets = [np.sort(rng.choice(100_000, int(rng.integers(1, 61)), replace=False)) for _ in range(20)]
+    began = time.process_time()
+    report = verify(head, sets)
+    row = {"seconds per set": (time.process_time() - began) / len(sets), **report.counts()}
+    print(row)
+    return [row]
+
+
 def _plot_bottleneck(rows: list[dict], n: int) -> None:
     figure, axis = _figure()
     axis.plot([r["d"] for r in rows], [100 * r["unargmaxable"] for r in rows], marker="o", color="#c0392b")
@@ -280,7 +309,9 @@ def test_verify(benchmark, who: str, d: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "radius", "throughput", "bottleneck", "slack", "published"))
+    parser.add_argument(
+        "what", choices=("speed", "radius", "throughput", "bottleneck", "slack", "published", "classes", "thin")
+    )
     parser.add_argument("--n", type=int, nargs="+", default=[8921, 20_000])
     parser.add_argument("--d", type=int, nargs="+", default=[25, 50, 100, 200])
     parser.add_argument("--kinds", nargs="+", default=["trained", "gaussian", "dft"])
@@ -288,6 +319,7 @@ def main() -> None:
     parser.add_argument("--head-slack", action="store_true", help="slack as the head initialises it, in its picture")
     parser.add_argument("--sets", type=int, default=128, help="label sets for the verifier")
     parser.add_argument("--baseline", type=int, default=3, help="label sets for HiGHS")
+    parser.add_argument("--matrix", type=Path, help=".npy file with the matrix [classes, features] of classes")
     parser.add_argument("--data", help="debian_deps.npz (default: the one in the package)")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where trained layers are kept")
     args = parser.parse_args()
