@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -64,11 +64,10 @@ class Head(nn.Module):
         """Logits of features by torch's own operators, with the whole classifier matrix in memory."""
         raise NotImplementedError
 
-    def _label_parameters(self) -> Mapping[str, Tensor]:
-        """What has a row for each label, as the verbs use it: pruned, normalised or parametrized."""
+    def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        """What has a row for each label, as the verbs use it (pruned, normalised or parametrized), and its shape."""
         raise NotImplementedError
 
-    @torch.no_grad()
     def _set_label_bias(self, bias: Tensor, log_odds: Tensor | float) -> None:
         if isinstance(log_odds, float):
             bias.fill_(log_odds)
@@ -80,10 +79,6 @@ class Head(nn.Module):
         if self.shard is None:
             return []
         return [p for name, p in self.named_parameters() if not name.startswith("proj.")]
-
-    def _check_parameters(self) -> None:
-        """Refuses parameters that were replaced by others of the wrong size."""
-        raise NotImplementedError
 
     def features(self, h: Tensor) -> Tensor:
         """The input of the classifier matrix, ``[..., D]``."""
@@ -103,21 +98,23 @@ class Head(nn.Module):
                 f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
             )
         check_memory("h", h)
-        for name, parameter in self._label_parameters().items():
+        for name, (parameter, shape) in self._label_parameters().items():
             check_memory(f"the head's {name}", parameter)
-        self._check_parameters()
+            check_shape(name, parameter, shape)
 
     def _check_projection(self, proj: nn.Module, h: Tensor, width: int) -> None:
         if type(proj) is not nn.Linear or _is_recorded():  # LoRA, quantization or a parametrization took its place
             return
-        check_shape("proj.weight", proj.weight, (width, self.in_features))
-        if proj.bias is not None:
-            check_shape("proj.bias", proj.bias, (width,))
-        dtypes = (h.dtype, proj.weight.dtype)
-        cast = h.device.type != "meta" and torch.is_autocast_enabled(h.device.type) and torch.float64 not in dtypes
-        if h.dtype != proj.weight.dtype and not cast:
+        weight, bias = proj.weight, proj.bias
+        check_shape("proj.weight", weight, (width, self.in_features))
+        if bias is not None:
+            check_shape("proj.bias", bias, (width,))
+        if h.dtype == weight.dtype:
+            return
+        wide = torch.float64 in (h.dtype, weight.dtype)
+        if h.device.type == "meta" or not torch.is_autocast_enabled(h.device.type) or wide:
             raise TypeError(
-                f"all inputs must have one dtype, got h {h.dtype}, proj.weight {proj.weight.dtype}; "
+                f"all inputs must have one dtype, got h {h.dtype}, proj.weight {weight.dtype}; "
                 "convert with .to(dtype) or use torch.autocast"
             )
 

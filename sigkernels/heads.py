@@ -15,7 +15,7 @@ from . import validation
 from .codes import check_codes, code_matrix
 from .dft import check_dft, dft_matrix
 from .guarantee import BOX, Guarantee, guarantee
-from .head_base import Head, check_shape
+from .head_base import Head
 from .layer import Layer, LayerMeta
 from .prior import Prior, log_odds
 from .sharding import LabelShard
@@ -220,8 +220,9 @@ class DFTHead(Head):
         return head
 
     def _project(self, h: Tensor) -> Tensor:
-        self._check_projection(self.proj, h, self.width)
-        return self.proj(h)
+        proj = self.proj
+        self._check_projection(proj, h, self.width)
+        return proj(h)
 
     def _plain_logits(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self._matrix(self.slack_weight, x.dtype), self.bias)
@@ -234,14 +235,9 @@ class DFTHead(Head):
         layer = Layer(self.slack_weight, self.bias, LayerMeta(self.num_labels, self.k, start, self.codes))
         return x, *validation.check_input(x, layer, "slack_weight")
 
-    def _label_parameters(self) -> Mapping[str, Tensor]:
-        return {"slack_weight": self.slack_weight} | ({} if self.bias is None else {"bias": self.bias})
-
-    def _check_parameters(self) -> None:
+    def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         rows = self.num_labels if self.shard is None else self.shard.stop - self.shard.start
-        check_shape("slack_weight", self.slack_weight, (rows, self.slack))
-        if self.bias is not None:
-            check_shape("bias", self.bias, (rows,))
+        return _present(slack_weight=(self.slack_weight, (rows, self.slack)), bias=(self.bias, (rows,)))
 
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W = [W_dft | C | S]``, ``[n, 2k+1+codes+slack]``; the fixed parts are made in float64 and rounded once."""
@@ -302,7 +298,7 @@ class DFTHead(Head):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         if self.shard is not None:
             state_dict = dict(state_dict)  # the caller's still belongs to the caller
-            for name, own in self._label_parameters().items():
+            for name, (own, _) in self._label_parameters().items():
                 whole = state_dict.get(prefix + name)
                 if whole is None:
                     continue
@@ -386,10 +382,11 @@ class LinearHead(Head):
         self._set_label_bias(self.bias, self._log_odds)
 
     def _project(self, h: Tensor) -> Tensor:
-        if self.proj is None:
+        proj = self.proj
+        if proj is None:
             return h
-        self._check_projection(self.proj, h, self.bottleneck or self.in_features)
-        return self.proj(h)
+        self._check_projection(proj, h, self.bottleneck or self.in_features)
+        return proj(h)
 
     def _plain_logits(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
@@ -398,13 +395,9 @@ class LinearHead(Head):
         x = self.features(h)
         return x, *validation.check_linear_layer(x, self.weight, self.bias)
 
-    def _label_parameters(self) -> Mapping[str, Tensor]:
-        return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
-
-    def _check_parameters(self) -> None:
-        check_shape("weight", self.weight, (self.num_labels, self.bottleneck or self.in_features))
-        if self.bias is not None:
-            check_shape("bias", self.bias, (self.num_labels,))
+    def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+        rows = self.num_labels
+        return _present(weight=(self.weight, (rows, self.bottleneck or self.in_features)), bias=(self.bias, (rows,)))
 
     def label_bias(self) -> Tensor | None:
         return None if self.bias is None else self.bias.detach()
@@ -438,3 +431,8 @@ def _bottleneck_parts(trained: Any) -> tuple[nn.Linear, Tensor, Tensor | None]:
     raise TypeError(
         f"trained must be a LinearHead with a bottleneck or nn.Sequential(nn.Linear(e, d), nn.Linear(d, n)), got {name}"
     )
+
+
+def _present(**parameters: tuple[Tensor | None, tuple[int, ...]]) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    """The parameters that a head has, with their shapes."""
+    return {name: (tensor, shape) for name, (tensor, shape) in parameters.items() if tensor is not None}

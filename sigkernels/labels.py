@@ -112,6 +112,15 @@ class LabelSets:
     def num_labels(self, value: Any) -> None:
         raise AttributeError(_READ_ONLY.format("num_labels"))
 
+    def checked(self) -> tuple[Tensor, Tensor]:
+        """(indices, offsets), after one check for both."""
+        self._check_unchanged()
+        return self._indices, self._offsets
+
+    def unchecked(self) -> tuple[Tensor, Tensor]:
+        """(indices, offsets), for code below the functions that have checked them."""
+        return self._indices, self._offsets
+
     def _check_unchanged(self) -> None:
         """Looks at the values again where somebody has written to the tensors in place."""
         if torch.compiler.is_compiling():

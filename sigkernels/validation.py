@@ -230,6 +230,7 @@ def check_targets(
         raise ValueError(f"targets hold {len(sets)} label sets for {batch} rows of input; give one per row")
     if sets.device != device:
         raise ValueError(f"targets are on {sets.device} and the input on {device}; use targets.to('{device}')")
+    sets.checked()
     return sets
 
 

@@ -187,7 +187,7 @@ class _Call:
 
     def set_targets(self, targets: LabelSets | Tensor) -> None:
         if isinstance(targets, LabelSets):
-            indices, offsets = targets.indices.contiguous(), targets.offsets.contiguous()
+            indices, offsets = (tensor.contiguous() for tensor in targets.unchecked())
             self.c.set_sparse_targets(
                 indices=self.keep(indices),
                 num_indices=indices.numel(),

@@ -138,7 +138,7 @@ class Backend(abc.ABC):
 
     def refuses_loss(self, loss: ElementwiseLoss | ColumnLoss | None) -> str | None:
         """``None``, or one sentence, for backends that have kernels for the losses of this package alone."""
-        if loss is None or loss.kernel_params() is not None:
+        if loss is None or loss.has_kernel:
             return None
         return (
             f"the {self.name} backend has no kernel for {type(loss).__name__}; it has BCE, Focal, Asymmetric, SigmoidF1 "

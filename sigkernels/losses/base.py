@@ -32,6 +32,7 @@ class Loss:
     """A frozen dataclass whose fields are numbers, or tensors with one entry per label."""
 
     _name: ClassVar[str]  # unique among the classes of this process: how an operator call names its loss
+    has_kernel: ClassVar[bool] = False  # kernel_params is this very class's, not one of a class it derives from
     takes_gradients: ClassVar[tuple[str, ...]] = ()  # fields that may be learned
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -41,6 +42,7 @@ class Loss:
         cls._name = next(name for name in names if name not in _taken)
         _taken.add(cls._name)
         _classes[cls._name] = cls
+        cls.has_kernel = "kernel_params" in vars(cls)
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):

@@ -162,7 +162,7 @@ class SigmoidF1(ConfusionLoss):
         return beta, eta
 
     def kernel_params(self) -> ConfusionParams | None:
-        if type(self) is not SigmoidF1:
+        if not self.has_kernel:
             return None
         form: Form = SIGMOID_OF_LOGITS if self.on == "logits" else SIGMOID_OF_PROBABILITY
         return self._params(form)._replace(beta=self.beta, eta=self.eta)
@@ -186,7 +186,7 @@ class UnboundedF1(ConfusionLoss):
     average: Average = "label"
 
     def kernel_params(self) -> ConfusionParams | None:
-        return self._params(UNBOUNDED) if type(self) is UnboundedF1 else None
+        return self._params(UNBOUNDED) if self.has_kernel else None
 
     def scores(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return z, 1 - z

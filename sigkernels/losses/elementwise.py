@@ -38,7 +38,7 @@ class BCE(ElementwiseLoss):
             raise ValueError(f"label_smoothing must lie in [0, 1], got {self.label_smoothing}")
 
     def kernel_params(self) -> ElementwiseParams | None:
-        if type(self) is not BCE:
+        if not self.has_kernel:
             return None
         return ElementwiseParams(
             BCE_KIND, label_smoothing=self.label_smoothing, weight=self.weight, pos_weight=self.pos_weight
@@ -173,7 +173,7 @@ class Focal(_TwoSided):
         return f.add_((z - finite).abs_().mul_(f).nan_to_num_(0.0, torch.inf)), g
 
     def kernel_params(self) -> ElementwiseParams | None:
-        if type(self) is not Focal:
+        if not self.has_kernel:
             return None
         up, down = self._alphas()
         return ElementwiseParams(
@@ -248,7 +248,7 @@ class Asymmetric(_TwoSided):
             raise ValueError(f"eps must lie between 0 and 1, got {self.eps}")
 
     def kernel_params(self) -> ElementwiseParams | None:
-        if type(self) is not Asymmetric:
+        if not self.has_kernel:
             return None
         return ElementwiseParams(
             ASYMMETRIC_KIND,

@@ -11,26 +11,32 @@ With ``"none"`` every row has its own upstream gradient, so the backward pass sw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import backends
 from ..backends.interface import Backend, LossCall, LossResult, accumulate_dtype, gradient_dtype, sum_dtype
+from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..losses import LMLNLL, ColumnLoss, ElementwiseLoss, Loss, RankedRowLoss, SmoothTopKSVM
 from .double_backward import refuse_double_backward
 from .lml import nll_rows_and_grad_
 from .row_loss import Entries, entries, reduce_rows
 from .smooth_topk_svm import svm_rows_and_grad_
-from .targets import from_target_tensors
+from .targets import from_target_tensors, target_tensors
 from .truncated_topk_entropy import entropy_rows_and_grad_
 
 Arrays = Sequence[Tensor | None]  # x, weight, bias, beta, eta, indices, offsets, dense
 Gradients = Sequence[Tensor | None]  # of the first five
 ARRAYS, LEARNED = 8, 5
+_FLOAT_MAX = torch.finfo(torch.float32).max
+NO_NEEDS = (False,) * LEARNED
+NO_GRADIENTS = (None,) * LEARNED
 
 
 class Spec(NamedTuple):
@@ -62,24 +68,23 @@ class Spec(NamedTuple):
 
 
 def evaluate(
-    spec: Spec, arrays: Arrays, row_scale: Tensor | None, needs: Sequence[bool]
-) -> tuple[Tensor, list[Tensor | None]]:
+    spec: Spec, inputs: Arrays, targets: LabelSets | Tensor, row_scale: Tensor | None, needs: Sequence[bool]
+) -> tuple[Tensor, Gradients]:
     """The loss and the gradients that are needed, for an upstream gradient of 1 or of ``row_scale [B]``."""
-    (x, weight, bias, *_), targets = arrays[:LEARNED], arrays[LEARNED:]
+    x, weight, bias = inputs[0], inputs[1], inputs[2]
     assert x is not None and weight is not None
-    layer = Layer(weight, bias, spec.meta)
+    layer, loss = Layer(weight, bias, spec.meta), spec.loss
     dtype = accumulate_dtype(x.dtype)
     scale = spec.scale(x.shape[0]) if row_scale is None else row_scale.to(dtype).contiguous()
-    if isinstance(spec.loss, RankedRowLoss):
-        rows, grads = _row_pass(spec, x, layer, targets, scale, needs)
-        return reduce_rows(rows, spec.reduction, x.shape[:1]).to(dtype), grads
-    y = from_target_tensors(targets[0], targets[1], targets[2], spec.meta.num_labels)
-    loss = cast("ElementwiseLoss | ColumnLoss", spec.loss)
+    if isinstance(loss, ElementwiseLoss):
+        result = spec.backend.fused_loss(LossCall(x, layer, targets, loss, scale, (needs[0], needs[1], needs[2])))
+        value = _reduce(result, spec.reduction, spec.meta.num_labels, dtype)
+        return value, (result.grad_x, result.grad_weight, result.grad_bias, None, None)
     if isinstance(loss, ColumnLoss):
-        column = spec.backend.column_loss(LossCall(x, layer, y, loss, scale, tuple(needs)))
-        return column.value.to(dtype), list(column[1:])
-    result = spec.backend.fused_loss(LossCall(x, layer, y, loss, scale, (needs[0], needs[1], needs[2])))
-    return _reduce(result, spec.reduction, spec.meta.num_labels, dtype), [*result.gradients, None, None]
+        column = spec.backend.column_loss(LossCall(x, layer, targets, loss, scale, tuple(needs)))
+        return column.value.to(dtype), column[1:]
+    rows, grads = _row_pass(spec, x, layer, targets, scale, needs)
+    return reduce_rows(rows, spec.reduction, x.shape[:1]).to(dtype), grads
 
 
 def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dtype) -> Tensor:
@@ -88,28 +93,36 @@ def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dt
         return rows.to(dtype)
     count = rows.shape[0] * num_labels if reduction == "mean" else 1
     if result.total is not None and count:
-        return torch.tensor(result.total / count, dtype=dtype)  # beyond its range: inf
+        return _scalar(result.total / count, dtype)
     return (rows.sum() / count).to(dtype)
 
 
+def _scalar(value: float, dtype: torch.dtype) -> Tensor:
+    """``[]`` on the CPU, by way of numpy, which takes a quarter of the time of torch.tensor; inf beyond the range."""
+    if dtype == torch.float32 and abs(value) > _FLOAT_MAX:
+        value = math.copysign(math.inf, value)
+    return torch.from_numpy(np.array(value, np.float32 if dtype == torch.float32 else np.float64))
+
+
 def _row_pass(
-    spec: Spec, x: Tensor, layer: Layer, targets: Arrays, scale: float | Tensor, needs: Sequence[bool]
-) -> tuple[Tensor, list[Tensor | None]]:
+    spec: Spec, x: Tensor, layer: Layer, targets: LabelSets | Tensor, scale: float | Tensor, needs: Sequence[bool]
+) -> tuple[Tensor, Gradients]:
     """The rows' losses and the gradients: all that a single ``[B, n]`` array serves for."""
     loss, real = cast(RankedRowLoss, spec.loss), accumulate_dtype(x.dtype)
     z = spec.backend.logits(x, layer).to(real)
+    active = entries(*target_tensors(targets))
     if not any(needs):
-        return _rows_and_grad_(loss, z, entries(*targets), None), [None] * LEARNED
+        return _rows_and_grad_(loss, z, active, None), NO_GRADIENTS
     row_scale = scale if isinstance(scale, Tensor) else x.new_full((x.shape[0],), scale, dtype=real)
-    rows = _rows_and_grad_(loss, z, entries(*targets), row_scale)
+    rows = _rows_and_grad_(loss, z, active, row_scale)
     out = gradient_dtype(x.dtype)
-    return rows, [
+    return rows, (
         spec.backend.logits_adjoint(z, layer).to(out) if needs[0] else None,
         (z.T @ x[:, layer.fixed_columns :].to(real)).to(out) if needs[1] else None,
         z.sum(0).to(out) if needs[2] else None,
         None,
         None,
-    ]
+    )
 
 
 def _rows_and_grad_(loss: RankedRowLoss, z: Tensor, at: Entries, row_scale: Tensor | None) -> Tensor:
@@ -121,49 +134,42 @@ def _rows_and_grad_(loss: RankedRowLoss, z: Tensor, at: Entries, row_scale: Tens
     return entropy_rows_and_grad_(z, at, loss.k, row_scale)
 
 
-# -- one context and one backward for the eager Function and for the operator --------------------------------------
+# -- the eager path ------------------------------------------------------------------------------------------------
 
 
 class FusedLoss(torch.autograd.Function):
-    """The eager path: (loss, the five gradients or None)."""
+    """The loss of a call whose gradients are recorded. What it costs counts: small layers take some 50 µs in all."""
 
     @staticmethod
-    def forward(spec: Spec, needs: tuple[bool, ...], *arrays: Tensor | None) -> Any:  # type: ignore[override]
-        now = any(needs) and spec.reduction != "none"
-        value, grads = evaluate(spec, arrays, None, needs if now else (False,) * LEARNED)
-        return value, *grads
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        ctx.spec, ctx.needs, *arrays = inputs
-        ctx.backend = ctx.spec.backend
+    def forward(ctx: Any, spec: Spec, targets: LabelSets | Tensor, *inputs: Tensor | None) -> Tensor:  # type: ignore[override]
+        needs = ctx.needs_input_grad[2:]
+        ctx.spec, ctx.needs, ctx.backend = spec, needs, spec.backend
+        now = spec.reduction != "none" and True in needs
+        value, grads = evaluate(spec, inputs, targets, None, needs if now else NO_NEEDS)
         # Not saved but held, so that they are handed out once and autograd can keep them as .grad without a copy.
-        ctx.grads = output[1:] if any(ctx.needs) and ctx.spec.reduction != "none" else None
-        if ctx.grads is not None:
-            ctx.mark_non_differentiable(*[grad for grad in ctx.grads if grad is not None])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*arrays)
+        ctx.grads = grads if now else None
+        ctx.save_for_backward(*inputs, *target_tensors(targets))
+        return value
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, *unused: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        if grad_output is None:
-            return (None,) * (2 + ARRAYS)
-        return None, None, *_backward(ctx, grad_output, _eager_gradients)
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        arrays = ctx.saved_tensors
+        return None, None, *_finished(arrays, grad_output, lambda: _eager_gradients(ctx, arrays, grad_output))
 
 
-def _eager_gradients(ctx: Any, grad_output: Tensor) -> Gradients:
+def _eager_gradients(ctx: Any, arrays: Arrays, grad_output: Tensor) -> Gradients:
     transformed = torch._C._are_functorch_transforms_active()  # such as vmap over upstream gradients
     if ctx.spec.reduction == "none":
         if transformed:
             raise RuntimeError(
                 "batched upstream gradients need the loss itself inside the transform: use torch.func.vjp or jacrev"
             )
-        return evaluate(ctx.spec, ctx.saved_tensors, grad_output, ctx.needs)[1]
+        return _again(ctx, arrays, grad_output)
     grads = ctx.grads
     if transformed and grads is not None:
         return [None if grad is None else grad * grad_output for grad in grads]
     if grads is None:  # a second backward pass through a retained graph makes them anew
-        grads = evaluate(ctx.spec, ctx.saved_tensors, None, ctx.needs)[1]
+        grads = _again(ctx, arrays, None)
     ctx.grads = None
     if grad_output.device.type != "cpu" or grad_output.item() != 1.0:
         for grad in grads:
@@ -172,17 +178,28 @@ def _eager_gradients(ctx: Any, grad_output: Tensor) -> Gradients:
     return grads
 
 
-def _backward(ctx: Any, grad_output: Tensor, make: Any) -> list[Tensor | None]:
-    """The gradients of all arrays, in the dtypes of these."""
-    arrays = ctx.saved_tensors[:ARRAYS]
-    with torch.no_grad():
-        grads = [
-            grad if grad is None or array is None or grad.dtype == array.dtype else grad.to(array.dtype)
-            for grad, array in zip(make(ctx, grad_output), arrays[:LEARNED], strict=True)
-        ]
-    if torch.is_grad_enabled():  # create_graph=True
-        grads = refuse_double_backward([*arrays[:LEARNED], grad_output], grads)
-    return [*grads, None, None, None]
+def _again(ctx: Any, arrays: Arrays, row_scale: Tensor | None) -> Gradients:
+    targets = from_target_tensors(arrays[LEARNED:], ctx.spec.meta.num_labels)
+    return evaluate(ctx.spec, arrays[:LEARNED], targets, row_scale, ctx.needs)[1]
+
+
+def _finished(arrays: Arrays, grad_output: Tensor, make: Callable[[], Gradients]) -> Gradients:
+    """The gradients that ``make`` gives, in the dtypes of the arrays, and refusing to be differentiated again."""
+    if not torch.is_grad_enabled():
+        return _like(arrays, make())
+    with torch.no_grad():  # create_graph=True
+        grads = _like(arrays, make())
+    return refuse_double_backward([*arrays[:LEARNED], grad_output], grads)
+
+
+def _like(arrays: Arrays, grads: Gradients) -> list[Tensor | None]:
+    return [
+        grad if grad is None or array is None or grad.dtype == array.dtype else grad.to(array.dtype)
+        for grad, array in zip(grads, arrays, strict=False)  # targets follow the inputs
+    ]
+
+
+# -- the operator, for calls that are traced -----------------------------------------------------------------------
 
 
 @torch.library.custom_op("sigkernels::fused_loss", mutates_args=())
@@ -206,8 +223,8 @@ def fused_loss_operator(
     """(loss, and the five gradients; those that are not needed are empty)."""
     measured = Loss.unflatten(loss, numbers, tensors, (beta, eta))
     spec = Spec.of(x, measured, LayerMeta(*meta), reduction)
-    arrays = (x, weight, bias, beta, eta, indices, offsets, dense)
-    value, grads = evaluate(spec, arrays, row_scale, _made(needs, reduction, row_scale))
+    targets = from_target_tensors((indices, offsets, dense), spec.meta.num_labels)
+    value, grads = evaluate(spec, (x, weight, bias, beta, eta), targets, row_scale, _made(needs, reduction, row_scale))
     a, b, c, d, e = [x.new_empty(0) if grad is None else grad for grad in grads]
     return value, a, b, c, d, e
 
@@ -237,8 +254,7 @@ def _setup_operator_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Ten
     ctx.save_for_backward(*arrays, *(tensors if ctx.reduction == "none" else output[1:]))
 
 
-def _operator_gradients(ctx: Any, grad_output: Tensor) -> Gradients:
-    arrays, rest = ctx.saved_tensors[:ARRAYS], ctx.saved_tensors[ARRAYS:]
+def _operator_gradients(ctx: Any, arrays: Arrays, rest: Sequence[Tensor], grad_output: Tensor) -> Gradients:
     if ctx.reduction == "none":
         loss, numbers, meta = ctx.call
         grads = fused_loss_operator(*arrays, grad_output, loss, numbers, list(rest), meta, "none", ctx.needs)[1:]
@@ -249,8 +265,9 @@ def _operator_gradients(ctx: Any, grad_output: Tensor) -> Gradients:
 
 def _operator_backward(ctx: Any, grad_output: Tensor, *unused: Any) -> tuple[Any, ...]:
     numbers: list[None] | None = None if ctx.call[1] else []  # torch takes an empty list for one of tensors
-    rest = (None, None, numbers, [None] * ctx.tensors, None, None, None)
-    return (*_backward(ctx, grad_output, _operator_gradients), *rest)
+    arrays, rest = ctx.saved_tensors[:ARRAYS], ctx.saved_tensors[ARRAYS:]
+    grads = _finished(arrays, grad_output, lambda: _operator_gradients(ctx, arrays, rest, grad_output))
+    return (*grads, None, None, None, None, None, numbers, [None] * ctx.tensors, None, None, None)
 
 
 fused_loss_operator.register_autograd(_operator_backward, setup_context=_setup_operator_context)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,14 +10,11 @@ from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ColumnLoss, Loss, RankedRowLoss, Reduction, RowLoss
 from ..operator_dispatch import by_operator
-from .fused_loss import FusedLoss, Spec, fused_loss_operator
+from .fused_loss import NO_NEEDS, FusedLoss, Spec, evaluate, fused_loss_operator
 from .logits import logits
 from .row_loss import reduce_rows
 from .targets import target_tensors
 from .transforms import TransformedLoss
-
-# Below the Python half of Function.apply, which looks up the forward's signature at every call: a third of a small step.
-_apply_fused_loss: Any = super(torch.autograd.Function, FusedLoss).apply
 
 
 def layer_loss(
@@ -38,16 +33,15 @@ def layer_loss(
     if isinstance(loss, RowLoss) and not (isinstance(loss, RankedRowLoss) and loss.fused):
         return _own_row_loss(x, layer, targets, loss, reduction)
     inputs = (x, layer.weight, layer.bias, *loss.learned())
-    arrays = (*inputs, *target_tensors(targets))
-    if by_operator(*arrays, *loss.tensors()):
+    if by_operator(*inputs, *(y := target_tensors(targets)), *loss.tensors()):
         needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
-        return fused_loss_operator(*arrays, None, *loss.flatten(), layer.meta, reduction, needs)[0]
+        return fused_loss_operator(*inputs, *y, None, *loss.flatten(), layer.meta, reduction, needs)[0]
     spec = Spec.of(x, loss, layer.meta, reduction)
     if torch._C._are_functorch_transforms_active():
-        return TransformedLoss.apply([spec], *arrays)
+        return TransformedLoss.apply([spec], *inputs, *y)
     if not torch.is_grad_enabled():
-        return FusedLoss.forward(spec, (False,) * len(inputs), *arrays)[0]
-    return _apply_fused_loss(spec, tuple([t is not None and t.requires_grad for t in inputs]), *arrays)[0]
+        return evaluate(spec, inputs, targets, None, NO_NEEDS)[0]
+    return FusedLoss.apply(spec, targets, *inputs)
 
 
 def _own_row_loss(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: RowLoss, reduction: Reduction) -> Tensor:

@@ -36,7 +36,7 @@ def entries(indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None
 def split_targets(targets: Any, z: Tensor) -> tuple[tuple[Tensor | None, Tensor | None], Tensor | None]:
     """Targets in any accepted form → ``(indices, offsets), dense``: one of the two is None, as an operator takes it."""
     made = check_targets(targets, z.shape[:-1], z.shape[-1], z.device)
-    return ((made.indices, made.offsets), None) if isinstance(made, LabelSets) else ((None, None), made)
+    return (made.unchecked(), None) if isinstance(made, LabelSets) else ((None, None), made)
 
 
 def reduce_rows(rows: Tensor, reduction: str, leading: torch.Size) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ..labels import LabelSets
@@ -10,16 +12,15 @@ TargetTensors = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def target_tensors(targets: LabelSets | Tensor) -> TargetTensors:
-    """(indices, offsets, dense): the tensors of either form of targets."""
+    """(indices, offsets, dense): the tensors of either form of targets, which were checked."""
     if isinstance(targets, LabelSets):
-        return targets.indices, targets.offsets, None
+        return *targets.unchecked(), None
     return None, None, targets
 
 
-def from_target_tensors(
-    indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None, num_labels: int
-) -> LabelSets | Tensor:
+def from_target_tensors(tensors: Sequence[Tensor | None], num_labels: int) -> LabelSets | Tensor:
     """The inverse of ``target_tensors``."""
+    indices, offsets, dense = tensors
     if indices is None or offsets is None:
         assert dense is not None
         return dense

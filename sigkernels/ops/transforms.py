@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..losses import ElementwiseLoss
 from .double_backward import refuse_double_backward
-from .fused_loss import LEARNED, Spec, evaluate
+from .fused_loss import LEARNED, NO_NEEDS, Arrays, Gradients, Spec, evaluate
+from .targets import from_target_tensors
 
 _X, _DENSE = 0, 7  # among the arrays: what a mapped dimension may be folded into
 _SPARSE = slice(5, 7)
@@ -24,7 +25,7 @@ class TransformedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(spec: list[Spec], *arrays: Tensor | None) -> Tensor:  # type: ignore[override]
-        return evaluate(spec[0], arrays, None, (False,) * LEARNED)[0]
+        return _evaluate(spec[0], arrays, None, NO_NEEDS)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -57,9 +58,9 @@ class TransformedGradients(torch.autograd.Function):
     @staticmethod
     def forward(spec: list[Spec], needs: tuple[bool, ...], upstream: Tensor, *arrays: Tensor | None) -> Any:  # type: ignore[override]
         if spec[0].reduction == "none":
-            grads = evaluate(spec[0], arrays, upstream, needs)[1]
+            grads = _evaluate(spec[0], arrays, upstream, needs)[1]
         else:
-            grads = [None if g is None else g * upstream for g in evaluate(spec[0], arrays, None, needs)[1]]
+            grads = [None if g is None else g * upstream for g in _evaluate(spec[0], arrays, None, needs)[1]]
         return tuple(grad for grad in grads if grad is not None)
 
     @staticmethod
@@ -85,6 +86,11 @@ class TransformedGradients(torch.autograd.Function):
         rows = upstream.expand(info.batch_size, batch).reshape(-1)
         (grad_x,) = TransformedGradients.apply([spec[0]._replace(reduction="none")], needs, rows, *arrays)
         return (grad_x.reshape(info.batch_size, batch, -1),), (0,)
+
+
+def _evaluate(spec: Spec, arrays: Arrays, row_scale: Tensor | None, needs: Sequence[bool]) -> tuple[Tensor, Gradients]:
+    targets = from_target_tensors(arrays[LEARNED:], spec.meta.num_labels)
+    return evaluate(spec, arrays[:LEARNED], targets, row_scale, needs)
 
 
 def _folds(spec: Spec, dims: Sequence[int | None]) -> bool:
