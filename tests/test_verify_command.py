@@ -153,7 +153,7 @@ def test_slack_columns_without_their_projection_need_a_k(files, capsys):
     assert call(files / "slack.pt", files / "yes.txt", "--dft", 5) == 0
     torch.save({"slack_weight": torch.ones(12, 2), "proj.weight": torch.ones(6, 8)}, files / "odd.pt")
     assert call(files / "odd.pt", files / "yes.txt") == 2
-    assert "6 rows, which is not 2k+1+s" in capsys.readouterr().err
+    assert "6 rows, which is not 2k+1+codes+s" in capsys.readouterr().err
 
 
 def test_the_published_names_of_a_dft_head(files, capsys):
@@ -436,3 +436,13 @@ def test_a_saved_report_of_a_dft_head_is_proved_again(files):
 def test_what_is_no_report_is_refused(files, name):
     with pytest.raises(ValueError, match=r"no such file|not a verification report|is a directory"):
         check_report(files / name)
+
+
+def test_codes_of_a_head_are_never_taken_for_a_larger_k(files, capsys):
+    head = sk.DFTHead(64, 40, k=3, slack=4, codes=16)
+    torch.save(head.state_dict(), files / "coded.pt")
+    (files / "sets.txt").write_text("1 5\n0 1 2\n")
+    assert call(files / "coded.pt", files / "sets.txt") == 2
+    assert "fits k = 11 with 0 codes, k = 3 with 16 codes; say which with --dft K" in capsys.readouterr().err
+    assert call(files / "coded.pt", files / "sets.txt", "--dft", 3, "--out", files / "r.npz") == 0
+    assert Report.load(files / "r.npz").question.codes == 16 and Report.load(files / "r.npz").check(head)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from ..codes import CODES
 from .files import BadFile, existing_file, read_arrays
 from .inputs import as_numpy
 
@@ -28,6 +29,7 @@ class StoredClassifier(NamedTuple):
     weight: ndarray
     bias: ndarray | None  # [n]
     k: int | None
+    codes: int  # columns of codes of a DFT head
     in_features: int | None  # of the projection before a DFT head
     weight_name: str
     bias_name: str | None
@@ -77,9 +79,9 @@ def load_classifier(
     if len(shape) != 2:
         name = f"array {key!r}" if key else "its array"
         raise BadFile(f"{path}: {name} has shape {shape}; an output layer is a matrix [labels, features]")
-    in_features, projection = None, f"{_prefix(key)}proj.weight"
+    codes, in_features, projection = 0, None, f"{_prefix(key)}proj.weight"
     if _is_slack(key):
-        k, in_features = _dft_degree(path, arrays, key, projection, k)
+        k, codes, in_features = _dft_degree(path, arrays, key, projection, k)
     bias_key = None if no_bias else _which_bias(path, arrays, key, bias)
     used = {key, bias_key, *((projection, f"{_prefix(key)}proj.bias") if in_features else ())}
     unused = sorted(name for name in arrays if name not in used)
@@ -89,6 +91,7 @@ def load_classifier(
         _numbers(path, key, arrays[key]),
         None if bias_key is None else _numbers(path, bias_key, arrays[bias_key]).reshape(-1),
         k,
+        codes,
         in_features,
         key,
         bias_key,
@@ -184,22 +187,31 @@ def _may_be_bias(array: Any, bias: str | None) -> bool:
     return "float" in dtype or (bias is None and np.dtype(dtype.removeprefix("torch.")).kind in "iu")
 
 
-def _dft_degree(path: str, arrays: dict[str, Any], key: str, projection: str, k: int | None) -> tuple[int, int | None]:
-    """k of a DFT head and the width of its input, from the 2k+1+s rows of its projection; or k as it is given."""
+def _dft_degree(
+    path: str, arrays: dict[str, Any], key: str, projection: str, k: int | None
+) -> tuple[int, int, int | None]:
+    """k and the codes of a DFT head and the width of its input, from the 2k+1+codes+s rows of its projection."""
     matrix = arrays.get(projection)
     if matrix is None or matrix.ndim != 2:
         if k is None:
             raise BadFile(f"{path}: {key!r} holds the slack columns of a DFT head; say its k with --dft K")
-        return k, None
+        return k, 0, None
     rows, columns = matrix.shape[0], arrays[key].shape[1]
     if rows <= columns or (rows - columns) % 2 == 0:
         raise BadFile(
-            f"{path}: {projection} has {rows} rows, which is not 2k+1+s for the s = {columns} columns of {key!r}"
+            f"{path}: {projection} has {rows} rows, which is not 2k+1+codes+s for the s = {columns} columns of {key!r}"
         )
-    stored = (rows - columns - 1) // 2
-    if k not in (None, stored):
-        raise BadFile(f"{path}: --dft {k} contradicts {projection}, whose {rows} rows say k = {stored}")
-    return stored, matrix.shape[1]
+    fixed = rows - columns - 1  # 2k + codes
+    possible = {(fixed - codes) // 2: codes for codes in CODES if codes <= fixed}
+    if k is None and len(possible) > 1:
+        shown = ", ".join(f"k = {degree} with {codes} codes" for degree, codes in possible.items())
+        raise BadFile(f"{path}: {projection} has {rows} rows, which fits {shown}; say which with --dft K")
+    if k is None:
+        k = fixed // 2
+    if k not in possible:
+        shown = " or ".join(str(degree) for degree in possible)
+        raise BadFile(f"{path}: --dft {k} contradicts {projection}, whose {rows} rows say k = {shown}")
+    return k, possible[k], matrix.shape[1]
 
 
 def _dft_head(layer: StoredClassifier, k: int) -> Any:
@@ -211,10 +223,10 @@ def _dft_head(layer: StoredClassifier, k: int) -> Any:
     slack = torch.as_tensor(layer.weight)
     slack = slack if slack.is_floating_point() else slack.double()
     n, columns = slack.shape
-    width = 2 * k + 1 + columns
+    width = 2 * k + 1 + layer.codes + columns
     with warnings.catch_warnings():  # what the head says about a narrow projection, the report says too
         warnings.simplefilter("ignore")
-        head = DFTHead(layer.in_features or width, n, k, columns, dtype=slack.dtype)
+        head = DFTHead(layer.in_features or width, n, k, columns, codes=layer.codes, dtype=slack.dtype)
     with torch.no_grad():
         head.slack_weight.copy_(slack)
     return head
