@@ -103,8 +103,8 @@ def has_driver():
 
 def toolkit_of(nvcc):
     """The root of nvcc's toolkit, from nvcc itself: the nvcc on PATH may be a link or a wrapper."""
-    told = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True).stderr
-    top = re.search(r"^#\$ TOP=(.*)$", told, re.MULTILINE)
+    output = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True).stderr
+    top = re.search(r"^#\$ TOP=(.*)$", output, re.MULTILINE)
     return Path(top.group(1)).resolve() if top else Path(nvcc).resolve().parent.parent
 
 

@@ -120,27 +120,14 @@ def code_rows(codes: int, labels: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def code_matrix(
-    num_labels: int,
-    codes: int,
-    *,
-    start: int = 0,
-    stop: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
+    num_labels: int, codes: int, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
 ) -> Tensor:
-    """The rows of C for the labels ``start … stop-1``, ``[stop-start, c]``; exact in every dtype."""
+    """C, ``[n, c]``; exact in every floating point dtype."""
     num_labels = check_int("num_labels", num_labels, 1)
     codes = check_codes(codes, num_labels)
-    start, stop = check_int("start", start, 0), num_labels if stop is None else check_int("stop", stop, 0)
-    if not start <= stop <= num_labels:
-        raise ValueError(
-            f"start and stop must satisfy start ≤ stop ≤ num_labels = {num_labels}, got {start} and {stop}"
-        )
-    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype must be a floating point type such as torch.float32, got {dtype!r}")
-    if codes == 0 or start == stop:
-        return torch.zeros(stop - start, codes, dtype=dtype, device=device)
-    return code_logits(torch.eye(codes, dtype=dtype, device=device), start, stop).T.contiguous()
+    if not codes:
+        return torch.zeros(num_labels, 0, dtype=dtype, device=device)
+    return code_logits(torch.eye(codes, dtype=dtype, device=device), 0, num_labels).T.contiguous()
 
 
 # The transform

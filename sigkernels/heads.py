@@ -245,7 +245,7 @@ class DFTHead(Head):
 
     def _matrix(self, slack: Tensor, dtype: torch.dtype) -> Tensor:
         dft = dft_matrix(self.num_labels, self.k, dtype=dtype, device=slack.device)
-        codes = code_matrix(self.num_labels, self.codes, dtype=dtype, device=slack.device)
+        codes = code_matrix(self.num_labels, self.codes, dtype, slack.device)
         return torch.cat([dft, codes, slack.to(dtype)], dim=1)
 
     def _whole(self, name: str) -> Tensor:

@@ -76,7 +76,7 @@ def published(**changes):
         (lambda: sk.dft_matrix(10, 2, start=-1), ValueError, "start must be at least 0, got -1"),
         (lambda: sk.dft_matrix(10, 2, start=1.5), TypeError, "start must be a whole number, got 1.5"),
         (lambda: sk.dft_matrix(10, 2, dtype=torch.int32), TypeError, "dtype must be a floating point.*torch.int32"),
-        # measures
+        # metrics
         (lambda: metrics.F1Metrics(-1), ValueError, "num_labels must be at least 1, got -1"),
         (lambda: metrics.F1Metrics(2.5), TypeError, "num_labels must be a whole number, got 2.5"),
         (lambda: metrics.RankingMetrics(10, m=5), TypeError, r"m must hold the cut-offs.*got 5; write m=\(5,\)"),

@@ -117,7 +117,6 @@ def test_ranges_agree_with_the_whole(codes):
     n = blocks * codes - 5
     matrix = code_matrix(n, codes, dtype=torch.float32)
     for start, stop in [(3, 11), (codes - 1, 3 * codes + 2), (n - codes - 9, n), (7, 7)]:
-        assert torch.equal(code_matrix(n, codes, start=start, stop=stop, dtype=torch.float32), matrix[start:stop])
         assert np.array_equal(code_rows(codes, np.arange(start, stop)), matrix[start:stop].double().numpy())
 
 
@@ -146,7 +145,7 @@ def test_transform(codes):
 @pytest.mark.parametrize(("start", "stop"), [(0, 40), (5, 9), (13, 37), (32, 48), (119, 200), (20, 20)])
 def test_logits_and_their_adjoint(start, stop):
     x = torch.randn(4, 16, dtype=torch.float64)
-    matrix = code_matrix(200, 16, start=start, stop=stop)
+    matrix = code_matrix(200, 16)[start:stop]
     torch.testing.assert_close(code_logits(x, start, stop), x @ matrix.T)
     g = torch.randn(4, stop - start, dtype=torch.float64)
     torch.testing.assert_close(code_adjoint(g, 16, start), g @ matrix)
@@ -203,6 +202,4 @@ def test_refusals():
         check_codes(-1, 2000)
     with pytest.raises(TypeError, match=r"codes must be a whole number, got 16\.0"):
         check_codes(16.0, 2000)
-    with pytest.raises(ValueError, match="start ≤ stop ≤ num_labels = 50"):
-        code_matrix(50, 16, start=3, stop=60)
     assert code_matrix(50, 0).shape == (50, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy import ndarray
 
 from ..codes import check_codes
 from ..dft import check_dft
-from ..estimator import MultiLabelClassifier
 from ..heads import DFTHead, Head
 from ..validation import check_number, is_distributed
 from .question import Question
@@ -107,9 +107,15 @@ def as_question(
     return question, notes
 
 
+def _is_our_estimator(classifier: Any) -> bool:
+    """Whether it is a MultiLabelClassifier, whose module brings scikit-learn along and is not imported to find out."""
+    estimator = sys.modules.get("sigkernels.estimator")
+    return estimator is not None and isinstance(classifier, estimator.MultiLabelClassifier)
+
+
 def _layer_of(classifier: Any, bias: Any) -> tuple[Any, Any]:
     """The output layer of a fitted estimator: our own, or a linear one of scikit-learn; anything else as it is."""
-    if isinstance(classifier, MultiLabelClassifier):
+    if _is_our_estimator(classifier):
         if not hasattr(classifier, "head_"):
             raise ValueError("head_or_matrix is a MultiLabelClassifier that has no weights yet: call fit first")
         return classifier.head_, bias
@@ -122,7 +128,7 @@ def _layer_of(classifier: Any, bias: Any) -> tuple[Any, Any]:
 
 def rule_of(classifier: Any, rule: Any, threshold: Any) -> DecisionRule:
     """The rule that was asked for; where nothing was, that by which the classifier itself predicts."""
-    if isinstance(classifier, MultiLabelClassifier) and rule is None and threshold is None:
+    if _is_our_estimator(classifier) and rule is None and threshold is None:
         if classifier.predicts_one_class:
             return DecisionRule.of("argmax", None)
         threshold = classifier.threshold
