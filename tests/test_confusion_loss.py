@@ -260,3 +260,25 @@ def test_infinite_slopes_and_offsets(monkeypatch, backend, on):
     value = public_loss(p, p.sets, loss, "mean")
     assert value.isfinite()
     torch.testing.assert_close(value, dense(p, p.sets, loss), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("on", ["logits", "probability"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_infinite_beta_is_a_step_without_gradients(backend, on, sign):
+    torch.manual_seed(0)
+    x, w = torch.randn(6, 5), torch.randn(9, 5)
+    y = (torch.rand(6, 9) < 0.3).float()
+    beta = torch.full((9,), 1.5)
+    beta[3] = sign * torch.inf
+    want = sk.SigmoidF1(beta=beta, eta=torch.full((9,), -0.4), on=on).value(x @ w.T, y)
+    leaves = [t.clone().requires_grad_() for t in (x, w, beta, torch.full((9,), -0.4))]
+    loss = sk.SigmoidF1(beta=leaves[2], eta=leaves[3], on=on)
+    with sk.backend(backend):
+        value = sk.functional.linear_loss(leaves[0], leaves[1], y, loss=loss)
+        value.backward()
+    torch.testing.assert_close(value.detach(), want)
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
+    for leaf in leaves[1:]:
+        assert not leaf.grad[3].any()
+        assert leaf.grad[[0, 1, 2, 4, 5, 6, 7, 8]].any()

@@ -224,3 +224,18 @@ def test_infinite_logits_give_the_limit(device, name, z, y):
     (value, grad), (near, near_grad) = results
     assert value == (pytest.approx(near, rel=1e-6) if near < 100 else math.inf)
     assert grad == pytest.approx(near_grad, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("loss", [sk.BCE, sk.Focal, sk.Asymmetric])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_nan_logit_reaches_the_value_whatever_its_weight(backend, loss, sparse):
+    y = torch.tensor([[1.0, 0.0, 1.0]])
+    targets = sk.LabelSets.from_dense(y) if sparse else y
+    for nan_at in range(3):
+        weight = torch.ones(3)
+        weight[nan_at] = 0
+        logits = torch.tensor([[1.0], [2.0], [-1.0]])
+        logits[nan_at] = torch.nan
+        with sk.backend(backend):
+            assert sk.functional.linear_loss(torch.ones(1, 1), logits, targets, loss=loss(weight=weight)).isnan()

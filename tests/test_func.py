@@ -123,6 +123,20 @@ def test_other_losses(p, loss):
     torch.testing.assert_close(list(got), p.grads())
 
 
+@pytest.mark.parametrize("loss", [sk.SigmoidF1(beta=2.0), sk.UnboundedF1(), sk.LMLNLL(3), sk.TruncatedTopKEntropy(4)])
+def test_vmap_of_losses_of_rows_and_columns(p, loss):
+    """Each entry of the mapped dimension is a batch of its own, for the values and for both gradients."""
+    batches = torch.stack([p.x.detach(), p.x.detach().flip(0), 2 * p.x.detach()])
+    weight = p.layer.weight.detach()
+    of_both = grad_and_value(ours(p, loss), argnums=(0, 1))
+    got = vmap(of_both, in_dims=(0, None))(batches, weight)
+    one_by_one = [of_both(x, weight) for x in batches]
+    torch.testing.assert_close(got[1], torch.stack([value for _, value in one_by_one]))
+    for at in (0, 1):
+        torch.testing.assert_close(got[0][at], torch.stack([grads[at] for grads, _ in one_by_one]))
+    torch.testing.assert_close(vmap(ours(p, loss), in_dims=(0, None))(batches, weight), got[1])
+
+
 def test_learned_settings(p):
     def of(beta):
         return ours(p, sk.SigmoidF1(beta=beta))(p.x.detach(), p.layer.weight.detach())
@@ -179,3 +193,6 @@ def test_what_is_not_there_says_so(p):
         grad(lambda x: grad(ours(p, sk.BCE()))(x, args[1]).square().sum())(args[0])
     with pytest.raises(RuntimeError, match="jvp"):
         jvp(lambda x: ours(p, sk.BCE())(x, args[1]), (args[0],), (torch.ones_like(args[0]),))
+    for forward in (sk.functional.dft_logits, lambda *given: sk.functional.dft_topk(*given, 2)[0]):
+        with pytest.raises(RuntimeError, match="jvp"):
+            jvp(lambda x, f=forward: f(x, args[1], N, K), (args[0],), (torch.ones_like(args[0]),))

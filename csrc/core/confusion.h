@@ -47,6 +47,11 @@ struct ConfusionValue {
     }
 };
 
+constexpr double kMostBeta = 3e38;  // finite in float, too
+
+// The gradient by eta from that by beta (u + eta): 0 where it is, also at an infinite beta.
+SK_HD double times_beta(double by_eta, double beta) { return by_eta == 0 ? 0 : by_eta * beta; }
+
 template <class M>
 struct ConfusionScore {
     using V = typename M::V;
@@ -63,6 +68,13 @@ struct ConfusionScore {
         bell = small * big;
     }
 
+    // An infinite beta makes a step of S, whose slope is 0 wherever it is defined: 0 times a number, not times infinity.
+    static SK_HD V finite(V beta) {
+        const V most = M::splat(kMostBeta);
+        const V below = M::lt_select(most, beta, most, beta);
+        return M::lt_select(below, -most, -most, below);
+    }
+
     SK_HD ConfusionScore(ConfusionForm form, bool mirrored, V z, V beta, V eta) {
         const V sign = M::splat(mirrored ? -1 : 1);
         if (form == ConfusionForm::unbounded) {
@@ -76,7 +88,7 @@ struct ConfusionScore {
         t = u + eta;
         sigma(sign * beta * t, s, bell);
         steep = sign * bell;
-        slope = steep * beta;
+        slope = steep * finite(beta);
         if (form == ConfusionForm::probability) slope = slope * du;
     }
 };

@@ -130,7 +130,7 @@ struct ConfusionTile {
                 });
             if (pass.grad_beta) pass.grad_beta[label + t] = by_beta;
             if (pass.grad_eta)
-                pass.grad_eta[label + t] = by_eta * (betas ? static_cast<double>(betas[label + t]) : a.beta);
+                pass.grad_eta[label + t] = times_beta(by_eta, betas ? static_cast<double>(betas[label + t]) : a.beta);
         }
     }
 

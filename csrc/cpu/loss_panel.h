@@ -159,10 +159,13 @@ struct PanelLoss {
                 C* at = z + t * PW + v * L;
                 const V target = load<V>(y + t * PW + v * L) * keep + lift;
                 V fn, gn, fp, gp;
-                f_of.both(load<V>(at), fn, gn, fp, gp);
+                const V logit = load<V>(at);
+                f_of.both(logit, fn, gn, fp, gp);
                 const V positive = up * target, negative = wt * (M::splat(1) - target);
-                // A target of exactly 0 or 1 must not multiply the other side's infinite value by zero.
-                sums[v] += (positive == V{} ? V{} : positive * fp) + (negative == V{} ? V{} : negative * fn);
+                // A target of exactly 0 or 1 must not multiply the other side's infinite value by zero; a NaN stays one
+                // whatever its weights.
+                const V lost = logit == logit ? V{} : logit;
+                sums[v] += (positive == V{} ? lost : positive * fp) + (negative == V{} ? V{} : negative * fn);
                 if (Grad) store(at, positive * gp + negative * gn);
             }
         }

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(typename K::Acc) == 8 ? 1 : 2)
         const Column<K> column(p, settings, labels, shared, bits, tile);
         if (column.part == 0 && column.real()) {
             if (p.grad_beta) p.grad_beta[column.label] = sums.total(0);
-            if (p.grad_eta) p.grad_eta[column.label] = sums.total(1) * double(column.beta);
+            if (p.grad_eta) p.grad_eta[column.label] = times_beta(sums.total(1), double(column.beta));
         }
         if (p.gradients.wanted()) add_gradients(p.gradients, p.tile, shared, factors, tile, tile == range.first);
     }

@@ -113,7 +113,8 @@ def _confusion_loss(call: LossCall, loss: ConfusionLoss, params: ConfusionParams
             if grad_beta is not None:
                 grad_beta[inside] = (by_t * c.t).sum(0, dtype=wide)
             if grad_eta is not None:
-                grad_eta[inside] = by_t.sum(0, dtype=wide) * _setting(params.beta, layer, inside, wide, x.device)
+                beta = _setting(params.beta, layer, inside, wide, x.device)
+                grad_eta[inside] = by_t.sum(0, dtype=wide) * _finite(beta)
         sums.add(c.number, c.chunk, by_score.mul_(c.slope))
     settings = like_setting(params.beta, grad_beta), like_setting(params.eta, grad_eta)
     return ColumnResult(value, *sums.finish(), *settings)
@@ -147,7 +148,7 @@ def _columns(walk: LabelChunks, call: LossCall, params: ConfusionParams, slopes:
                 steep = torch.sigmoid(-signed).mul_(score)  # S (1-S) without the cancellation of 1-S
                 if params.mirrored:
                     steep.neg_()
-                slope = _times(steep, beta)
+                slope = _times(steep, _finite(beta))
                 if params.form == SIGMOID_OF_PROBABILITY:
                     slope = slope * torch.sigmoid(-z).mul_(u)
         else:
@@ -159,6 +160,11 @@ def _columns(walk: LabelChunks, call: LossCall, params: ConfusionParams, slopes:
 
 def _times(a: Tensor, factor: Tensor | float) -> Tensor:
     return a if isinstance(factor, float) and factor == 1 else a * factor
+
+
+def _finite(beta: Tensor | float) -> Tensor | float:
+    """β for slopes: an infinite one makes a step of S, whose slope is 0, and 0·β must be, too."""
+    return torch.nan_to_num(beta, nan=torch.nan) if isinstance(beta, Tensor) else beta
 
 
 def _setting(

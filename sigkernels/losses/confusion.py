@@ -133,7 +133,8 @@ class SigmoidF1(ConfusionLoss):
     """sigmoidF1 and its relatives: 1 - a metric of the soft confusion matrix.
 
     Args:
-        beta: slope β of the inner sigmoid, a number or a tensor ``[]`` or ``[n]``; tensors can be learned.
+        beta: slope β of the inner sigmoid, a number or a tensor ``[]`` or ``[n]``; tensors can be learned. An infinite
+            entry makes a step of S, which has no gradient: that of its label is 0.
         eta: its offset η, likewise.
         metric: ``"f1"``, ``"precision"``, ``"recall"``, ``"specificity"``, ``"npv"`` or ``"accuracy"``.
         average: ``"label"``: the mean of the labels' losses; ``"pooled"``: one confusion matrix for all labels.
