@@ -40,7 +40,7 @@ def make(shape, codes, dtype):
     weight = (torch.randn(m, s, dtype=torch.float64) / 2).to(dtype)
     bias = torch.randn(m, dtype=torch.float64).to(dtype)
     layer = Layer(weight, bias, LayerMeta(n, k, start, codes))
-    columns = torch.cat([code_matrix(n, codes, start=start, stop=start + m, dtype=dtype), weight], 1)
+    columns = torch.cat([code_matrix(n, codes, dtype)[start : start + m], weight], 1)
     plain = Layer(columns, bias, LayerMeta(n, k, start))
     assert layer.in_columns == plain.in_columns == x.shape[1]
     return x, layer, plain, LabelSets.from_dense(torch.rand(batch, n) < 0.05)

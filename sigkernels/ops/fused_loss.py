@@ -37,6 +37,7 @@ ARRAYS, LEARNED = 8, 5
 _FLOAT_MAX = torch.finfo(torch.float32).max
 NO_NEEDS = (False,) * LEARNED
 NO_GRADIENTS = (None,) * LEARNED
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class Spec(NamedTuple):
@@ -148,17 +149,23 @@ class FusedLoss(torch.autograd.Function):
         value, grads = evaluate(spec, inputs, targets, None, needs if now else NO_NEEDS)
         # Not saved but held, so that they are handed out once and autograd can keep them as .grad without a copy.
         ctx.grads = grads if now else None
+        ctx.final = now and inputs[0].dtype != torch.float16 and grads[3] is None and grads[4] is None
         ctx.save_for_backward(*inputs, *target_tensors(targets))
         return value
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        grads = ctx.grads
+        if grads is not None and ctx.final and not torch.is_grad_enabled() and not _transformed():
+            # The ordinary step, which needs none of the saved tensors: unpacking them costs as much as all of this.
+            ctx.grads = None
+            return None, None, *_scaled(grads, grad_output)
         arrays = ctx.saved_tensors
         return None, None, *_finished(arrays, grad_output, lambda: _eager_gradients(ctx, arrays, grad_output))
 
 
 def _eager_gradients(ctx: Any, arrays: Arrays, grad_output: Tensor) -> Gradients:
-    transformed = torch._C._are_functorch_transforms_active()  # such as vmap over upstream gradients
+    transformed = _transformed()  # such as by vmap over upstream gradients
     if ctx.spec.reduction == "none":
         if transformed:
             raise RuntimeError(
@@ -171,10 +178,15 @@ def _eager_gradients(ctx: Any, arrays: Arrays, grad_output: Tensor) -> Gradients
     if grads is None:  # a second backward pass through a retained graph makes them anew
         grads = _again(ctx, arrays, None)
     ctx.grads = None
+    return _scaled(grads, grad_output)
+
+
+def _scaled(grads: Gradients, grad_output: Tensor) -> Gradients:
+    """The gradients times a scalar, in place: nobody else holds them."""
     if grad_output.device.type != "cpu" or grad_output.item() != 1.0:
         for grad in grads:
             if grad is not None:
-                grad.mul_(grad_output)  # in place: nobody else holds them
+                grad.mul_(grad_output)
     return grads
 
 
