@@ -149,7 +149,10 @@ class FusedLoss(torch.autograd.Function):
         value, grads = evaluate(spec, inputs, targets, None, needs if now else NO_NEEDS)
         # Not saved but held, so that they are handed out once and autograd can keep them as .grad without a copy.
         ctx.grads = grads if now else None
-        ctx.final = now and inputs[0].dtype != torch.float16 and grads[3] is None and grads[4] is None
+        x = inputs[0]
+        assert x is not None
+        # Whether they have the dtypes of the inputs already: those of float16, β and η are wider.
+        ctx.final = x.dtype != torch.float16 and grads[3] is None and grads[4] is None
         ctx.save_for_backward(*inputs, *target_tensors(targets))
         return value
 
