@@ -68,6 +68,7 @@ class Head(nn.Module):
         """What has a row for each label, as the verbs use it (pruned, normalised or parametrized), and its shape."""
         raise NotImplementedError
 
+    @torch.no_grad()
     def _set_label_bias(self, bias: Tensor, log_odds: Tensor | float) -> None:
         if isinstance(log_odds, float):
             bias.fill_(log_odds)

@@ -15,11 +15,11 @@ from sigkernels.losses import ElementwiseLoss
 def matrix(layer: Layer) -> Tensor:
     """``W = [W_dft | C | weight]``, ``[m, D]``."""
     weight, parts = layer.weight, []
-    place = {"start": layer.labels.start, "stop": layer.labels.stop, "dtype": weight.dtype, "device": weight.device}
+    place = {"dtype": weight.dtype, "device": weight.device}
     if layer.k >= 0:
-        parts.append(dft_matrix(layer.num_labels, layer.k, **place))
+        parts.append(dft_matrix(layer.num_labels, layer.k, **place)[layer.labels])
     if layer.codes:
-        parts.append(code_matrix(layer.num_labels, layer.codes, **place))
+        parts.append(code_matrix(layer.num_labels, layer.codes, **place)[layer.labels])
     return torch.cat([*parts, weight], dim=1)
 
 
