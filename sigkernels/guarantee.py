@@ -96,14 +96,14 @@ def _constant(size: int, num_labels: int) -> _Proof | None:
 
 
 def _codes(size: int, num_labels: int, codes: int) -> _Proof | None:
+    found = code_columns.guarantee(size, num_labels, codes, max_norm=1.0, box=1.0) if size >= 1 else None
     mu = code_columns.coherence(codes, num_labels)
-    if mu is None or size < 1 or (2 * size - 1) * mu >= 1:
+    if found is None or mu is None:
         return None
     constant = math.sqrt(num_labels) * (1 + mu) / 2
     # ‖Σ c_i‖² = Σ_ij c_i·c_j ≤ r + r(r-1)μ
     squared = size + size * (size - 1) * mu
-    largest = max(constant, size / math.sqrt(codes))
-    return _Proof("codes", (1 - (2 * size - 1) * mu) / 2, largest, math.sqrt(constant**2 + squared))
+    return _Proof("codes", found.margin, 1 / found.scale, math.sqrt(constant**2 + squared))
 
 
 def _dft(size: int, num_labels: int, k: int) -> _Proof | None:
