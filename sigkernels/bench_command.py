@@ -24,7 +24,7 @@ REGRESSION = 1
 SUITES_FAILED = 3
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = add_command(
         subparsers,
         "bench",

@@ -13,6 +13,9 @@ V = TypeVar("V")
 class BoundedCache(Generic[V]):
     """Values by key, of at most ``most_bytes`` in total; the latest is kept however large it is."""
 
+    most_bytes: int
+    nbytes: int
+
     def __init__(self, most_bytes: int, size: Callable[[V], int]) -> None:
         self.most_bytes, self._size = most_bytes, size
         self._entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sigkernels import __version__
 from sigkernels.backends import BackendError
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(
-    subparsers: argparse._SubParsersAction,  # type: ignore[type-arg]
+    subparsers: argparse._SubParsersAction[Any],
     name: str,
     help: str,
     description: str,

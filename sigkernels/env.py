@@ -156,7 +156,7 @@ def render(info: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     add_command(
         subparsers,
         "env",

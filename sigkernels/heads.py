@@ -52,6 +52,16 @@ class DFTHead(Head):
             ``state_dict`` and ``weight_matrix`` gather the whole layer, and a state dict loads on any number of ranks.
     """
 
+    in_features: int
+    num_labels: int
+    k: int
+    slack: int
+    codes: int
+    proj: nn.Linear
+    shard: LabelShard | None
+    slack_weight: nn.Parameter  # [n, slack], or the rows of this rank
+    bias: nn.Parameter | None  # [n]
+
     def __init__(
         self,
         in_features: int,
@@ -330,6 +340,13 @@ class LinearHead(Head):
         bias: a bias for each label; by default the full layer has one and the bottlenecked has none.
         prior: where the labels start, as for ``init_prior``; needs a bias. ``None``: torch's own initialisation.
     """
+
+    in_features: int
+    num_labels: int
+    bottleneck: int | None
+    proj: nn.Linear | None
+    weight: nn.Parameter  # [n, d]
+    bias: nn.Parameter | None  # [n]
 
     def __init__(
         self,

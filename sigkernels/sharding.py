@@ -22,6 +22,12 @@ from .labels import LabelSets
 class LabelShard:
     """This rank's range of labels, ``start … stop-1`` of ``num_labels``, and the collectives over its group."""
 
+    group: Any
+    num_labels: int
+    rank: int
+    world: int
+    starts: list[int]
+
     def __init__(self, num_labels: int, group: Any) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError("process_group needs torch.distributed: call torch.distributed.init_process_group first")

@@ -36,9 +36,9 @@ from .interface import (
 
 try:
     from .. import _C  # type: ignore[attr-defined]
-except ImportError as error:
+except ImportError as _error:
     _C = None
-    _why: str | None = f"its compiled core could not be loaded ({error}); {missing_kernels.REMEDY}"
+    _why: str | None = f"its compiled core could not be loaded ({_error}); {missing_kernels.REMEDY}"
 else:
     _why = None
 

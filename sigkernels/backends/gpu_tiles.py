@@ -137,6 +137,8 @@ class Chunk(NamedTuple):
 class SparseTargets:
     """Label sets, ready to be looked up by tile without a sync or a sort."""
 
+    indices: Tensor
+
     def __init__(self, targets: LabelSets) -> None:
         nnz = targets.indices.numel()
         if nnz > 2**31 - 1:

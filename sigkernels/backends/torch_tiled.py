@@ -63,6 +63,16 @@ def _plan_tensors(layer: Layer, size: int, dtype: torch.dtype, device: torch.dev
 class LabelChunks:
     """The walk over label chunks: logits going forward, and the adjoint of the DFT part."""
 
+    x: Tensor
+    dft: Tensor
+    slack: Tensor
+    codes: Tensor
+    size: int
+    u: Tensor
+    v: Tensor
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, x: Tensor, layer: Layer) -> None:
         self.layer = layer
         self.x = x.to(accumulate_dtype(x.dtype))
@@ -120,6 +130,12 @@ def logits_adjoint(g: Tensor, layer: Layer) -> Tensor:
 
 class GradientSums:
     """The gradients of a walk over label chunks, from those of the logits of each."""
+
+    walk: LabelChunks
+    out_dtype: torch.dtype
+    x: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
 
     def __init__(self, walk: LabelChunks, needs: tuple[bool, ...], out_dtype: torch.dtype) -> None:
         layer, device = walk.layer, walk.x.device
@@ -189,6 +205,14 @@ def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
 
 class ChunkTargets:
     """Dense targets ``[B, chunk]`` one chunk at a time; sparse sets are put in order of label once."""
+
+    dtype: torch.dtype
+    batch: int
+    dense: Tensor | None
+    labels: Tensor
+    rows: Tensor
+    edges: list[int]
+    size: int
 
     def __init__(self, targets: LabelSets | Tensor, layer: Layer, walk: LabelChunks) -> None:
         self.dtype, self.batch = walk.x.dtype, walk.x.shape[0]

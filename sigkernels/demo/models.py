@@ -21,6 +21,9 @@ KINDS = ("plain", "bottleneck", "dft", "codes")
 class Encoder(nn.Module):
     """Mean of token embeddings, then one hidden layer: a bag of tokens → ``[B, 512]``."""
 
+    embedding: nn.EmbeddingBag
+    hidden: nn.Linear
+
     def __init__(self, num_features: int) -> None:
         super().__init__()
         self.embedding = nn.EmbeddingBag(num_features, EMBEDDING, mode="mean")

@@ -18,6 +18,9 @@ _SHOWN_NAMES = 5
 class Features:
     """``X [N, d]``: finite real numbers that float32 can hold. The caller's array is neither copied nor changed."""
 
+    names: np.ndarray | None
+    sparse: bool
+
     def __init__(self, X: Any) -> None:
         self.names = feature_names(X)
         self.sparse = hasattr(X, "tocsr")

@@ -174,6 +174,8 @@ class LabelCoder:
     A ``y`` of classes is coded one against the rest, two classes as one label that is active for the second.
     """
 
+    like: Any
+
     def __init__(self, first: Target, classes: Any = None) -> None:
         self.kind, self.like = first.kind, first.like
         found = first.classes() if classes is None else check_classes_argument(classes, first)

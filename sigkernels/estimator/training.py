@@ -42,6 +42,9 @@ def generator(random_state: Any) -> np.random.Generator:
 class Encoder(nn.Module):
     """``relu(x A + b)`` for dense or sparse ``x``; starts with outputs of unit variance whatever the scale of x."""
 
+    embedding: nn.EmbeddingBag
+    bias: nn.Parameter
+
     def __init__(self, width: int, hidden: int, mean_square: float) -> None:
         super().__init__()
         self.embedding = nn.EmbeddingBag(width, hidden, mode="sum")
@@ -57,6 +60,12 @@ class Encoder(nn.Module):
 
 class Trainer:
     """Trains an encoder and a head in place. Keeps the moments of Adam from one call of ``run`` to the next."""
+
+    encoder: Encoder
+    head: Head
+    device: torch.device
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Adam
 
     def __init__(self, encoder: Encoder, head: Head) -> None:
         self.encoder, self.head, self.device = encoder, head, encoder.bias.device
@@ -138,6 +147,9 @@ class Trainer:
 class Snapshot:
     """A copy of parameters that are known to be good, and after how many epochs they were."""
 
+    parameters: list[nn.Parameter]
+    epochs: int
+
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters, self.epochs = parameters, 0
         self.copies: list[Tensor] = []
@@ -160,6 +172,11 @@ class Snapshot:
 
 class Progress:
     """A bar on a terminal, a line for each epoch elsewhere (a notebook, a log); nothing unless it is asked for."""
+
+    epochs: int
+    lines: bool
+    bar: Any
+    start: float
 
     def __init__(self, epochs: int, steps: int, show: bool) -> None:
         terminal = sys.stderr is not None and sys.stderr.isatty()

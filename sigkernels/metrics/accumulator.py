@@ -16,6 +16,8 @@ A = TypeVar("A", bound="Accumulator")
 class Accumulator:
     """Named sums that batches are added to."""
 
+    num_labels: int
+
     def __init__(self, num_labels: int, **sums: Tensor) -> None:
         self.num_labels = check_int("num_labels", num_labels, 1)
         self._sums = sums

@@ -34,6 +34,9 @@ class MeanAveragePrecision(Accumulator):
         bound: logits beyond ±bound fall into the outermost bins. Without bins it is not used.
     """
 
+    bins: int | None
+    bound: float
+
     def __init__(self, num_labels: int, bins: int | None = None, bound: float = 16.0) -> None:
         bins = None if bins is None else check_int("bins", bins, 2)
         self.bins, self.bound = bins, float(check_number("bound", bound))

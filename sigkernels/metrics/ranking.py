@@ -52,6 +52,8 @@ class RankingMetrics(Accumulator):
         propensity: ``[n]``, see ``propensities``; adds PSP@m.
     """
 
+    m: tuple[int, ...]
+
     def __init__(self, num_labels: int, m: Sequence[int] = (1, 3, 5), propensity: Tensor | None = None) -> None:
         num_labels = check_int("num_labels", num_labels, 1)
         if not isinstance(m, Iterable):

@@ -252,6 +252,8 @@ def lml_nll(z: Tensor, targets: Any, k: int, reduction: Reduction = "mean") -> T
 class LML(nn.Module):
     """``lml(z, k)`` as a layer: logits ``[..., n]`` → probabilities ``[..., n]`` that add up to ``k``."""
 
+    k: int
+
     def __init__(self, k: int) -> None:
         super().__init__()
         self.k = check_k(k)

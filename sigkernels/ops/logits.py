@@ -7,7 +7,7 @@ The map is linear in each input and its adjoint ``g → g W`` is too, so each is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,9 +67,9 @@ def _adjoint_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
 class Logits(torch.autograd.Function):
     """The eager path."""
 
-    forward = staticmethod(_logits)  # type: ignore[assignment]
-    setup_context = staticmethod(_setup_context)
-    backward = staticmethod(_backward)  # type: ignore[assignment]
+    forward: Callable[..., Any] = staticmethod(_logits)
+    setup_context: Callable[..., Any] = staticmethod(_setup_context)
+    backward: Callable[..., Any] = staticmethod(_backward)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, meta: LayerMeta) -> Any:
@@ -79,9 +79,9 @@ class Logits(torch.autograd.Function):
 class LogitsAdjoint(torch.autograd.Function):
     """The eager path of the adjoint."""
 
-    forward = staticmethod(_adjoint)  # type: ignore[assignment]
-    setup_context = staticmethod(_setup_context)
-    backward = staticmethod(_adjoint_backward)  # type: ignore[assignment]
+    forward: Callable[..., Any] = staticmethod(_adjoint)
+    setup_context: Callable[..., Any] = staticmethod(_setup_context)
+    backward: Callable[..., Any] = staticmethod(_adjoint_backward)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, g: Tensor, weight: Tensor, meta: LayerMeta) -> Any:
@@ -107,7 +107,7 @@ def logits_operator(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequen
 
 
 @logits_operator.register_fake
-def _(x, weight, bias, meta):
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int]) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
@@ -120,7 +120,7 @@ def logits_adjoint_operator(g: Tensor, weight: Tensor, meta: Sequence[int]) -> T
 
 
 @logits_adjoint_operator.register_fake
-def _(g, weight, meta):
+def _(g: Tensor, weight: Tensor, meta: Sequence[int]) -> Tensor:
     return g.new_empty(g.shape[0], weight.shape[1] + LayerMeta(*meta).fixed_columns)
 
 

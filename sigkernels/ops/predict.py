@@ -29,6 +29,6 @@ def predict_operator(
 
 
 @predict_operator.register_fake
-def _(x, weight, bias, meta, threshold):
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], threshold: float) -> tuple[Tensor, Tensor]:
     active = torch.library.get_ctx().new_dynamic_size()
     return x.new_empty(active, dtype=torch.int64), x.new_empty(x.shape[0] + 1, dtype=torch.int64)

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..backends.interface import accumulate_dtype, sum_dtype
+from ..losses import Reduction
 from ..validation import check_reduction, check_tau
 from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
 
@@ -151,7 +152,9 @@ def _svm(
 
 
 @_svm.register_fake
-def _(z, indices, offsets, dense, k, tau, row_scale):
+def _(
+    z: Tensor, indices: Any, offsets: Any, dense: Any, k: int, tau: float, row_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
     rows = z.new_empty(z.shape[0], dtype=sum_dtype(z.device))
     return rows, z.new_empty(0) if row_scale is None else z.new_empty(z.shape)
 
@@ -183,7 +186,7 @@ def smooth_topk_svm_reference(z: Tensor, at: Entries, k: int, tau: float) -> Ten
     return v.new_zeros(z.shape[0]).index_add(0, at.rows, terms)
 
 
-def smooth_topk_svm(z: Tensor, targets: Any, k: int, tau: float = 1.0, reduction: str = "mean") -> Tensor:
+def smooth_topk_svm(z: Tensor, targets: Any, k: int, tau: float = 1.0, reduction: Reduction = "mean") -> Tensor:
     """The smooth top-k SVM loss of label sets.
 
     Args:

@@ -6,7 +6,7 @@ Gradients reach the values as through ``torch.topk``: only the chosen rows of W 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,9 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
 class TopK(torch.autograd.Function):
     """The eager path."""
 
-    forward = staticmethod(_topk)  # type: ignore[assignment]
-    setup_context = staticmethod(_setup_context)
-    backward = staticmethod(_backward)  # type: ignore[assignment]
+    forward: Callable[..., Any] = staticmethod(_topk)
+    setup_context: Callable[..., Any] = staticmethod(_setup_context)
+    backward: Callable[..., Any] = staticmethod(_backward)
 
     @staticmethod
     def vmap(
@@ -101,7 +101,7 @@ def rows_of_codes(labels: Tensor, codes: int) -> Tensor:
 
 
 @rows_of_codes.register_fake
-def _(labels, codes):
+def _(labels: Tensor, codes: int) -> Tensor:
     return labels.new_empty(*labels.shape, codes, dtype=torch.float32)
 
 
@@ -111,7 +111,7 @@ def topk_operator(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence
 
 
 @topk_operator.register_fake
-def _(x, weight, bias, meta, m):
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], m: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], m), x.new_empty(x.shape[0], m, dtype=torch.int64)
 
 

@@ -74,7 +74,7 @@ def _entropy(
 
 
 @_entropy.register_fake
-def _(z, indices, offsets, dense, k, row_scale):
+def _(z: Tensor, indices: Any, offsets: Any, dense: Any, k: int, row_scale: Tensor | None) -> tuple[Tensor, Tensor]:
     rows = z.new_empty(z.shape[0], dtype=sum_dtype(z.device))
     return rows, z.new_empty(0) if row_scale is None else z.new_empty(z.shape)
 

@@ -30,6 +30,18 @@ class Cone:
     cannot be seen in float32, so no multipliers are handed over.
     """
 
+    question: Question
+    xp: Any
+    single: bool
+    dtype: Any
+    bias_scale: float
+    norms: Any
+    rows: Any
+    size: int
+    width: int
+    gram: Any
+    total: Any
+
     def __init__(self, question: Question, xp: Any = np, single: bool = False):
         self.question, self.xp, self.single = question, xp, single
         self.dtype = xp.float32 if single else xp.float64

@@ -31,6 +31,16 @@ def _up(bound: float) -> float:
 class Ledger:
     """Bounds and certificates of m sets. Only what the checker proves enters."""
 
+    question: Question
+    sets: ActiveSets
+    target: float
+    lo: np.ndarray
+    hi: np.ndarray
+    yes: np.ndarray
+    no: np.ndarray
+    stage: np.ndarray
+    current: str
+
     def __init__(self, question: Question, sets: ActiveSets, on_settled: Callable[[int], None]):
         self.question, self.sets = question, sets
         self.target = question.tol  # the radius that matters: bounds are not made closer than that

@@ -25,6 +25,7 @@ from .newton import motzkin, newton, newton_on_all_rows
 from .progress import Progress
 from .question import Question, active_labels, distinct_sets
 from .report import Report, StageReport
+from .rules import Domain, Rule
 from .threads import one_blas_thread
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
 
@@ -48,9 +49,9 @@ def verify(
     executor: Executor | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
     *,
-    rule: str | None = None,
+    rule: Rule | None = None,
     threshold: Any = None,
-    domain: str = "all",
+    domain: Domain = "all",
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 

@@ -9,6 +9,10 @@ from typing import Any
 class Progress:
     """Counts decided sets: a tqdm bar, a function of the caller's, or nothing."""
 
+    total: int
+    done: int
+    callback: Callable[[int, int], None] | None
+
     def __init__(self, progress: bool | Callable[[int, int], None] | None, total: int):
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise TypeError(f"progress must be True, False, None or a function of (done, total), got {progress!r}")

@@ -108,6 +108,24 @@ class Question:
     ``"nonnegative"`` the rows ``labels … n-1`` stand for the features.
     """
 
+    stored: ndarray  # [n, s], as it came in
+    stored_bias: ndarray | None  # [n]
+    n: int
+    k: int
+    weight: ndarray
+    bias: ndarray | None
+    dft_columns: int
+    codes: int
+    inputs: int  # features of the classifier
+    threshold_unit: float  # the entries of the threshold's column
+    labels: int
+    domain: str
+    d: int
+    tol: float
+    box: float
+    entry_error: float  # of the DFT columns in float64
+    low_error: float  # … together with their low parts
+
     def __init__(
         self,
         weight: ndarray,
@@ -119,15 +137,15 @@ class Question:
         codes: int = 0,
         domain: str = "all",
     ):
-        self.stored, self.stored_bias = weight, bias  # [n, s] and [n], as they came in
+        self.stored, self.stored_bias = weight, bias
         self.rule = rule
         self.n = weight.shape[0]
         self.k = k
         self.weight, self.bias = _within_range(weight, _shifted(bias, rule, self.n), k)
         self.dft_columns = 2 * k + 1 if k >= 0 else 0
         self.codes = codes
-        self.inputs = self.dft_columns + codes + weight.shape[1]  # features of the classifier
-        self.threshold_unit = 0.0  # the entries of the threshold's column
+        self.inputs = self.dft_columns + codes + weight.shape[1]
+        self.threshold_unit = 0.0
         if rule.is_free and k < 0:  # the first column of a DFT is constant already
             self.threshold_unit = _typical_norm(self.weight)
             self.weight = np.column_stack([self.weight, np.full(self.n, self.threshold_unit)])
@@ -138,7 +156,6 @@ class Question:
         self.d = self.dft_columns + codes + self.weight.shape[1]
         self.tol = float(tol)
         self.box = float(box)
-        # Of the DFT columns: in float64, and together with their low parts.
         self.entry_error = DFT_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0
         self.low_error = LOW_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0
 

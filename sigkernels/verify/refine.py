@@ -55,6 +55,17 @@ def vertices(question: Question, active: ndarray, x: ndarray, support: ndarray) 
 class Vertex:
     """The tight rows ``support`` of a set, with the coordinates of x that are not at the edge of the box."""
 
+    question: Question
+    support: np.ndarray
+    edge: np.ndarray
+    free: np.ndarray
+    sign: np.ndarray
+    rows: np.ndarray
+    norms: np.ndarray
+    bias: np.ndarray
+    system: np.ndarray
+    solve_transposed: Callable[[np.ndarray], np.ndarray]
+
     def __init__(self, question: Question, active: ndarray, edge: ndarray, free: ndarray, support: ndarray):
         self.question, self.support, self.edge, self.free = question, support, edge, free
         self.sign = np.where(np.isin(support, active), 1.0, -1.0)
@@ -153,7 +164,9 @@ class Vertex:
             free[np.flatnonzero(at_edge)[first - len(multipliers)]] = True
         return support, free
 
-    def _refined(self, solve, residual, size: int) -> tuple[ndarray, ndarray] | None:
+    def _refined(
+        self, solve: Callable[[ndarray], ndarray], residual: Callable[..., ndarray | None], size: int
+    ) -> tuple[ndarray, ndarray] | None:
         high, low = np.zeros(size), np.zeros(size)
         before = np.inf
         for _ in range(TURNS):

@@ -74,6 +74,15 @@ class Report:
         notes: how the classifier was read, and what could not be done.
     """
 
+    question: Question
+    sets: LabelSets
+    verdicts: ndarray
+    radius_lo: ndarray
+    radius_hi: ndarray
+    stage: ndarray
+    stages: list[StageReport]
+    notes: list[str]
+
     def __init__(
         self,
         question: Question,

@@ -10,7 +10,7 @@ Every rule asks for signs of logits, so one engine decides them all:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy import ndarray
@@ -18,7 +18,9 @@ from numpy import ndarray
 from ..labels import LabelSets
 from ..validation import check_number
 
-RULES = ("threshold", "topk", "argmax")
+Rule = Literal["threshold", "topk", "argmax"]
+Domain = Literal["all", "nonnegative"]
+RULES: tuple[str, ...] = get_args(Rule)
 FREE = "free"
 
 
@@ -26,7 +28,7 @@ FREE = "free"
 class DecisionRule:
     """``name`` is one of ``RULES``; ``threshold``: a probability, one for each label [n], or ``"free"``."""
 
-    name: str = "threshold"
+    name: Rule = "threshold"
     threshold: float | ndarray | str = 0.5
 
     @classmethod
