@@ -36,10 +36,13 @@ def highest_logits(
     block = max(1, min(512, BLOCK // question.n))
     for first in range(0, len(which), block):
         part = which[first : first + block]
-        yield from _reflect(question, xp, rows, [sets[int(i)] for i in part], part)
+        yield from _reflect(question, xp, rows, scale, [sets[int(i)] for i in part], part)
 
 
-def _reflect(question: Question, xp: Any, rows: Array, actives: list[np.ndarray], part: np.ndarray) -> Iterator[Found]:
+def _reflect(
+    question: Question, xp: Any, rows: Array, scale: float, actives: list[np.ndarray], part: np.ndarray
+) -> Iterator[Found]:
+    """The search for the sets ``part`` with these labels, on ``rows`` = W / scale."""
     lengths = xp.sqrt(xp.sum(rows * rows, axis=1))
     unit = rows / xp.where(lengths > 0, lengths, xp.ones_like(lengths))[:, None]
     member = np.zeros((len(actives), question.n), dtype=bool)
@@ -62,7 +65,10 @@ def _reflect(question: Question, xp: Any, rows: Array, actives: list[np.ndarray]
         done = low - high > 1e-6 * length
         if bool(xp.any(done)):
             at, go = xp.nonzero(done)[0], xp.nonzero(~done)[0]
-            points = _inputs(question, to_numpy(xp.take(x, at, axis=0)), [actives[n] for n in left[to_numpy(at)]])
+            middle = to_numpy(xp.take((low + high) / 2, at)).astype(np.float64) * scale
+            points = _inputs(
+                question, to_numpy(xp.take(x, at, axis=0)), middle, [actives[n] for n in left[to_numpy(at)]]
+            )
             yield Found(part[left[to_numpy(at)]], points, [], [])
             left = left[to_numpy(go)]
             if not len(left):
@@ -76,11 +82,18 @@ def _reflect(question: Question, xp: Any, rows: Array, actives: list[np.ndarray]
         x = x + (far / xp.where(square > 0, square, xp.ones_like(square)))[:, None] * along
 
 
-def _inputs(question: Question, x: np.ndarray, actives: list[np.ndarray]) -> np.ndarray:
-    """Points [p, inputs] scaled into the box, each with the feature of a threshold between the two groups of logits."""
+def _inputs(question: Question, x: np.ndarray, middle: np.ndarray, actives: list[np.ndarray]) -> np.ndarray:
+    """Points [p, inputs] scaled into the box, each with the feature of a threshold between the two groups of logits.
+
+    ``middle`` [p]: that threshold without a bias; beside a bias it is found again from the logits in the box.
+    """
     points = np.zeros((len(x), question.d))
     reach = np.maximum(np.max(np.abs(x), axis=1), np.sqrt(np.einsum("ij,ij->i", x, x)) / 2)
-    points[:, : question.inputs] = x * (question.box / reach[:, None])
+    factor = question.box / reach
+    points[:, : question.inputs] = x * factor[:, None]
+    if question.bias is None:
+        points[:, -1] = -middle * factor / question.threshold_unit
+        return points
     logits = question.logits(points)
     for row, active in enumerate(actives):
         low, rest = float(np.min(logits[row, active])), logits[row].copy()

@@ -12,11 +12,11 @@ from numpy import ndarray
 
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
-from .check import prove
 from .code_words import code_points
 from .inputs import as_question, checked_question
 from .ledger import CLOSED, Ledger
 from .question import Question, active_labels
+from .recheck import Lines, rejections
 from .threads import one_blas_thread
 from .witness import notch_polynomial
 
@@ -194,20 +194,11 @@ class Report:
         if any(len(column) != len(self.sets) for column in columns):
             raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
         sets = question.with_domain(active_labels(self.sets))
-        ok = np.zeros(len(self), dtype=bool)
-        failures = []
-        seen: dict[tuple, str] = {}
+        lines = Lines(sets, self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self._certificates)
         with one_blas_thread():
-            for i in range(len(self)):
-                at, verdict = int(self._proof_of[i]), str(self.verdicts[i])
-                lo, hi = float(self.radius_lo[i]), float(self.radius_hi[i])
-                key = (at, verdict, lo, hi, sets[i].tobytes())
-                if key not in seen:
-                    proof = self._certificates[at] if 0 <= at < len(self._certificates) else Certificate()
-                    seen[key] = _rejection(question, sets[i], proof, verdict, lo, hi)
-                ok[i] = not seen[key]
-                if seen[key]:
-                    failures.append((i, seen[key]))
+            reasons = rejections(question, lines)
+        failures = [(i, reason) for i, reason in enumerate(reasons) if reason]
+        ok = np.array([not reason for reason in reasons], dtype=bool)
         return CheckResult(ok, failures)
 
     # What people look at
@@ -288,24 +279,6 @@ class Report:
         from .report_file import load_report
 
         return load_report(path, head_or_matrix, bias)
-
-
-def _rejection(
-    question: Question, active: ndarray, certificate: Certificate, verdict: str, lo: float, hi: float
-) -> str:
-    """Why this line is not proved; empty when it is."""
-    if np.any(np.diff(active) <= 0) or np.any((active < 0) | (active >= question.n)):
-        return f"its labels are not distinct numbers from 0 to {question.n - 1}, in order"
-    proof = prove(question, active, certificate, target=max(lo, question.tol) if verdict == "ARGMAXABLE" else lo)
-    if not proof.lo >= lo:
-        return f"radius_lo = {lo} is not proved (only {proof.lo}). {proof.reason}"
-    if not proof.hi <= hi:
-        return f"radius_hi = {hi} is not proved (only {proof.hi}). {proof.reason}"
-    proved = proof.verdict(question.tol)
-    weaker = {"THIN": ("ARGMAXABLE",), "NOT_EPS": ("UNARGMAXABLE",), "UNDECIDED": tuple(Verdict)}
-    if str(proved) != verdict and proved not in weaker.get(verdict, ()):
-        return f"{verdict} is not proved: {proof.reason or f'the certificate proves {proved}'}"
-    return ""
 
 
 def _why_open(question: Question) -> str:

@@ -12,28 +12,71 @@ import numpy as np
 from numpy import ndarray
 
 from .question import LARGEST, ActiveSets, Question
-from .rounding import SLOP, SMALLEST, TINY, U, exact_dots, gamma, norm_upper, two_parts
+from .rounding import SLOP, SMALLEST, TINY, U, exact_dots, gamma, norm_upper, row_norms, two_parts
 
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
 def prove_witnesses(
-    question: Question, sets: ActiveSets, which: ndarray, x: ndarray, target: float
+    question: Question, sets: ActiveSets, which: ndarray, x: ndarray, target: float | ndarray
 ) -> tuple[ndarray, ndarray]:
     """Lower bounds on the radius for witnesses ``x`` [m, d] of the sets ``which`` [m], and whether all signs hold.
 
-    One matrix product for many witnesses; rows too close to call are summed exactly afterwards.
+    ``target`` ([] or [m]): the radii that matter. One matrix product for many witnesses; rows too close to call are
+    summed exactly afterwards.
     """
     lo = np.full(len(which), -math.inf)
     holds = np.zeros(len(which), dtype=bool)
+    targets = np.broadcast_to(target, (len(which),))
     step = max(1 if question.is_dense else 8, 2_000_000 // question.n)  # rows of a large DFT are made once per part
     for start in range(0, len(which), step):
         part = slice(start, start + step)
         logits = question.logits(x[part])  # [step, n]
-        for row, i in enumerate(which[part]):
+        actives = [sets[int(i)] for i in which[part]]
+        lo[part], holds[part] = _clear_witnesses(question, actives, x[part], targets[part], logits)
+        for row in np.flatnonzero(~holds[part]).tolist():
             at = start + row
-            lo[at], holds[at], _ = prove_witness(question, sets[int(i)], x[at], target, logits[row])
+            lo[at], holds[at], _ = prove_witness(question, actives[row], x[at], float(targets[at]), logits[row])
     return lo, holds
+
+
+def _inside(question: Question, x: ndarray) -> ndarray:
+    """The factors [...] that bring inputs [..., d] into the box: 1 for those within."""
+    largest = np.max(np.abs(x), axis=-1, initial=0.0)
+    return np.where(largest <= question.box, 1.0, question.box / np.maximum(largest, question.box) * (1.0 - 8 * U))
+
+
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
+def _clear_witnesses(
+    question: Question, actives: ActiveSets, x: ndarray, target: ndarray, logits: ndarray
+) -> tuple[ndarray, ndarray]:
+    """The bounds of ``prove_witness`` for many witnesses at once, and for which of them [m] they are proved.
+
+    Only those whose margins all reach ``target`` [m] beyond every rounding error, so that nothing needs an
+    exact sum.
+    """
+    high = question.norms[1]
+    margins = -logits
+    row = np.repeat(np.arange(len(actives)), [len(a) for a in actives])
+    label = np.concatenate([*actives, np.empty(0, dtype=np.int64)]).astype(np.int64)
+    margins[row, label] = logits[row, label]
+    error = (gamma(question.d + 3) * row_norms(x)[1])[:, None] * high
+    if question.bias is not None:
+        error += gamma(question.d + 3) * np.abs(question.bias)
+    doubt = np.full(len(x), TINY)
+    if question.k >= 0:
+        doubt += question.entry_error * np.abs(x[:, : question.dft_columns]).sum(axis=1) * SLOP
+    margins -= error
+    margins -= doubt[:, None]
+    rows = high > 0
+    lowest = np.min(margins, axis=1, initial=math.inf)
+    radius = np.min(np.nan_to_num(margins[:, rows] / high[rows]), axis=1, initial=math.inf)
+    inside = _inside(question, x)
+    # Without a bias, what predicts the set from outside the box does so from within, scaled.
+    usable = inside == 1.0 if question.bias is not None else np.max(np.abs(x), axis=1, initial=0.0) <= LARGEST
+    radius *= inside * (1.0 - 16 * U)
+    clear = usable & (lowest > 0) & (radius > SMALLEST) & (radius >= target) & np.isfinite(target)
+    return np.where(clear, radius, -math.inf), clear
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # of quotients: norms may be as small as numbers get
@@ -67,7 +110,7 @@ def prove_witness(
         return _exact_witness(question, active, np.array([Fraction(v) for v in x.tolist()], dtype=object))
     if logits is None:
         logits = question.logits(x[None, :])[0]
-    inside = 1.0 if largest <= question.box else question.box / largest * (1.0 - 8 * U)
+    inside = float(_inside(question, x))
 
     # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
     low, high = question.norms
