@@ -111,6 +111,7 @@ def test_the_command_from_end_to_end(small_demo, tmp_path, capsys):
     for result in ours:  # every set of up to k labels can be predicted: that is the guarantee
         assert result["impossible_share"] == 0 and min(result["radii"]) > 0
     assert bottleneck["impossible_share"] > 0  # three columns for 120 labels
+    assert "can be made possible" in bottleneck["recommendation"] and not plain["recommendation"]
     page = output.read_text()
     assert page.count("<svg") == 5 and "label-" in page
     impossible = tiny_names(bottleneck)
@@ -162,3 +163,4 @@ def test_verify_is_what_the_table_counts(tiny):
     verdicts = [getattr(v, "name", str(v)) for v in sk.verify(model.head, tiny.labels[:30]).verdicts]
     assert result.impossible == [i for i, v in enumerate(verdicts) if v == "UNARGMAXABLE"]
     assert result.impossible_share == len(result.impossible) / 30
+    assert "bottleneck: " in report.recommendations([result]) and "from_linear" in report.recommendations([result])

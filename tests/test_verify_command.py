@@ -446,3 +446,31 @@ def test_codes_of_a_head_are_never_taken_for_a_larger_k(files, capsys):
     assert "fits k = 11 with 0 codes, k = 3 with 16 codes; say which with --dft K" in capsys.readouterr().err
     assert call(files / "coded.pt", files / "sets.txt", "--dft", 3, "--out", files / "r.npz") == 0
     assert Report.load(files / "r.npz").question.codes == 16 and Report.load(files / "r.npz").check(head)
+
+
+def test_impossible_sets_get_a_recommendation_and_columns(files, capsys):
+    assert call(files / "w.npy", files / "no.txt", "--repair", files / "columns.npz") == 1
+    out = capsys.readouterr().out
+    assert "can be made possible" in out and "sk.DFTHead.from_linear(head, k=" in out and "FAILED" in out
+    with np.load(files / "columns.npz") as saved:
+        wider = np.concatenate([W, saved["columns"]], axis=1)
+        assert saved["impossible"].tolist() == [0] and str(saved["method"])
+    np.save(files / "wider.npy", wider)
+    assert call(files / "wider.npy", files / "no.txt", "--check") == 0
+    assert "made possible" not in capsys.readouterr().out
+    assert call(files / "w.npy", files / "no.txt", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["repair"]["columns"] == 1
+
+
+def test_there_is_nothing_to_repair(files, capsys):
+    assert call(files / "w.npy", files / "yes.txt", "--repair", files / "columns.npz") == 0
+    assert "nothing to repair" in capsys.readouterr().out and not (files / "columns.npz").exists()
+    assert call(files / "w.npy", files / "yes.txt", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["repair"] is None
+
+
+def test_columns_overwrite_no_input_and_no_report(files, capsys):
+    assert call(files / "w.npz", files / "no.txt", "--repair", files / "w.npz") == 2
+    assert "would be overwritten" in capsys.readouterr().err
+    assert call(files / "w.npz", files / "no.txt", "--repair", files / "r.npz", "--out", files / "r.npz") == 2
+    assert "is the file of --out" in capsys.readouterr().err

@@ -43,5 +43,7 @@ def run(args: argparse.Namespace) -> int:
         about = outcome.about | {"results": [result.as_dict() for result in outcome.results]}
         print(json.dumps(about, indent=2))
     else:
-        print(f"\n{report.text_table(outcome.results)}\n\nReport: {args.output}")
+        print(
+            f"\n{report.text_table(outcome.results)}\n{report.recommendations(outcome.results)}\nReport: {args.output}"
+        )
     return 0

@@ -65,6 +65,11 @@ def text_table(results: Sequence[Result]) -> str:
     return "\n".join([show(HEADER), "  ".join("-" * w for w in widths), *map(show, lines[1:])])
 
 
+def recommendations(results: Sequence[Result]) -> str:
+    """For each head with impossible sets, what would make them possible."""
+    return "".join(f"\n{result.name}: {result.recommendation}\n" for result in results if result.recommendation)
+
+
 def page(results: Sequence[Result], verified: SparseDataset, about: dict[str, Any]) -> str:
     """The whole report. ``verified`` are the test examples whose label sets were verified."""
     bottleneck = results[1]
@@ -165,6 +170,7 @@ def _impossible(result: Result, verified: SparseDataset) -> str:
         "layer alone. (Another threshold moves every boundary: it makes other sets possible, and others impossible.) "
         f"{len(result.impossible)} of "
         f"{sum(result.verdicts.values())} verified test sets are like this.</p>{shown}"
+        f"<h3>What to do about it</h3><pre>{html.escape(result.recommendation)}</pre>"
     )
 
 

@@ -39,6 +39,7 @@ class Result:
     verify_seconds: float = 0.0
     verdicts: dict[str, int] = field(default_factory=dict)
     impossible: list[int] = field(default_factory=list)  # rows of the verified sets, proved
+    recommendation: str = ""  # what would make the impossible sets possible
     radii: list[float] = field(default_factory=list)  # proved lower bounds, of the sets whose radius was asked for
 
     @property

@@ -3,6 +3,18 @@
 from .certificate import Certificate, Verdict
 from .check import Proof
 from .pipeline import verify, verify_classes
+from .repair import HeadPlan, Repair
 from .report import CheckResult, Report, StageReport
 
-__all__ = ["Certificate", "CheckResult", "Proof", "Report", "StageReport", "Verdict", "verify", "verify_classes"]
+__all__ = [
+    "Certificate",
+    "CheckResult",
+    "HeadPlan",
+    "Proof",
+    "Repair",
+    "Report",
+    "StageReport",
+    "Verdict",
+    "verify",
+    "verify_classes",
+]

@@ -19,6 +19,7 @@ from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays
 from .gate import TOLERABLE, Gate
 from .inputs import DOMAINS
 from .label_file import load_label_sets
+from .repair import Repair
 from .report import CheckResult, Report
 from .rules import FREE, RULES
 
@@ -64,6 +65,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--min-sets", type=int, default=1, metavar="N", help="fail with fewer label sets (default 1)")
     parser.add_argument("--check", action="store_true", help="prove every line a second time")
     parser.add_argument("--out", metavar="FILE", help="save the report (.npz) with all proofs")
+    parser.add_argument(
+        "--repair", metavar="FILE", help="save columns (.npz) that make the impossible sets possible, if there are any"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
@@ -85,7 +89,11 @@ def _verify(args: argparse.Namespace) -> int:
     from .pipeline import verify
 
     gate = Gate.of(args.allow, args.min_sets)
-    out = None if args.out is None else _writable(args.out, (args.weights, args.labels))
+    inputs = (args.weights, args.labels)
+    out = None if args.out is None else _writable("--out", args.out, inputs)
+    columns = None if args.repair is None else _writable("--repair", args.repair, inputs)
+    if out is not None and columns is not None and out.absolute() == columns.absolute():
+        raise BadFile(f"--repair {args.repair}: is the file of --out as well; choose another name")
     classifier, layer = load_output_layer(args)
     labels = load_label_sets(args.labels, layer.weight.shape[0])
     report = verify(
@@ -107,8 +115,11 @@ def _verify(args: argparse.Namespace) -> int:
     reasons = gate.reasons(report)
     if checked is not None and not checked:
         reasons.append(f"a proof did not hold when it was checked: {checked}")
+    repair = report.repair()
+    if columns is not None and repair:
+        repair.save(columns)
     if args.json:
-        print(json.dumps(_as_json(report, layer, gate, reasons, checked)))
+        print(json.dumps(_as_json(report, layer, gate, reasons, checked) | {"repair": _repair_as_json(repair)}))
     else:
         print(f"{args.weights}: {layer}")
         print(report.summary())
@@ -116,6 +127,10 @@ def _verify(args: argparse.Namespace) -> int:
             print(f"  {checked}")
         if out is not None:
             print(f"  saved {out}")
+        if repair or columns is not None:
+            print(repair)
+        if columns is not None and repair:
+            print(f"  saved {columns}")
         print("\n".join(f"FAILED  {reason}" for reason in reasons) or f"PASSED  {len(report)} label sets")
     return 1 if reasons else 0
 
@@ -152,6 +167,22 @@ def _as_json(
     return out if checked is None else out | {"checked": bool(checked)}
 
 
+def _repair_as_json(repair: Repair) -> dict[str, Any] | None:
+    """The recommendation; None where nothing is impossible."""
+    heads = [{"k": h.k, "codes": h.codes, "columns": h.columns, "counts": h.report.counts()} for h in repair.heads]
+    return (
+        {
+            "sets": repair.impossible.tolist(),
+            "method": repair.method,
+            "columns": repair.columns.shape[1],
+            "counts": repair.report.counts(),
+            "heads": heads,
+        }
+        if repair
+        else None
+    )
+
+
 def _threshold(text: str | None) -> Any:
     """A probability, "free", or the numbers in a file."""
     if text is None or text == FREE:
@@ -172,18 +203,18 @@ def _threshold(text: str | None) -> Any:
         raise BadFile(f"{text}: is not a list of thresholds, one number for each label") from None
 
 
-def _writable(path: str, inputs: tuple[str, ...]) -> Path:
-    """Where the report goes, if it can go there: found out before any proving."""
+def _writable(option: str, path: str, inputs: tuple[str, ...]) -> Path:
+    """Where a result goes, if it can go there: found out before any proving."""
     out = Path(path)
     if out.is_dir():
-        raise BadFile(f"--out {path}: is a directory; name a file in it")
+        raise BadFile(f"{option} {path}: is a directory; name a file in it")
     if not out.absolute().parent.is_dir():
-        raise BadFile(f"--out {path}: there is no directory {out.parent}")
+        raise BadFile(f"{option} {path}: there is no directory {out.parent}")
     if not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
-        raise BadFile(f"--out {path}: may not be written")
+        raise BadFile(f"{option} {path}: may not be written")
     for name in inputs:
         if out.exists() and Path(name).exists() and out.samefile(name):
-            raise BadFile(f"--out {path}: is an input of this command and would be overwritten; choose another name")
+            raise BadFile(f"{option} {path}: is an input of this command and would be overwritten; choose another name")
     return out
 
 

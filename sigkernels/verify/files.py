@@ -1,7 +1,8 @@
-"""Named arrays from files of every kind that holds them, for the command line; no file runs code."""
+"""Named arrays from files of every kind that holds them, and into one; no file runs code."""
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,19 @@ def existing_file(path: str) -> Path:
     if not file.is_file():
         raise BadFile(f"{path}: no such file")
     return file
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
+    """Write named arrays as ``.npz``, whole or not at all."""
+    # Under another name until it is complete: what was there before is not lost to a full disk.
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            np.savez_compressed(file, **arrays)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read_arrays(file: Path) -> dict[str, Any]:

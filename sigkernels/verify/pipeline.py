@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ def verify(
         raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
     if not isinstance(device, str):
         device = str(device)
-    xp = namespace(device)
+    namespace(device)  # one that is missing is refused before anything else
     question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain)
     if not question.is_dense:
         notes.append(
@@ -94,14 +94,37 @@ def verify(
         )
     given = LabelSets.of(label_sets, question.labels).to("cpu")
     question.rule.check_sets(given)
+    return decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
+
+
+def decide(
+    question: Question,
+    given: LabelSets,
+    notes: list[str],
+    *,
+    radius: bool = False,
+    device: str = "cpu",
+    executor: Executor | None = None,
+    progress: bool | Callable[[int, int], None] | None = False,
+    known: Sequence[Certificate] = (),
+    closed_forms: bool = False,
+) -> Report:
+    """The report on these sets, after every check of what was given.
+
+    ``known``: a certificate for each set to try before anything is solved. ``closed_forms``: try nothing else but those.
+    """
     sets, inverse = distinct_sets(active_labels(given))
     sets = question.with_domain(sets)
+    xp = namespace(device)
 
     with one_blas_thread(), Progress(progress, len(sets)) as bar:
         began = time.perf_counter()
         ledger = Ledger(question, sets, bar.add)
+        for i, line in enumerate(np.unique(inverse, return_index=True)[1].tolist() if known else ()):
+            ledger.offer(i, known[line])
         stages = [StageReport("constant", len(sets), int(ledger.settled().sum()), time.perf_counter() - began)]
-        for stage in _stages(question, xp, device.split(":")[0] in SINGLE_FIRST, executor):
+        solvers = question.is_dense and not closed_forms
+        for stage in _stages(question, xp, device.split(":")[0] in SINGLE_FIRST, executor, solvers):
             which = ledger.open()
             if not len(which):
                 break
@@ -110,7 +133,7 @@ def verify(
             stage.run(ledger, which)
             decided = len(which) - len(ledger.open())
             stages.append(StageReport(stage.name, len(which), decided, time.perf_counter() - began))
-        if radius and question.is_dense:
+        if radius and solvers:
             stages += _close_radii(ledger, xp, executor)
     return Report.from_ledger(question, given, inverse, ledger, stages, notes)
 
@@ -154,8 +177,11 @@ def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable
         yield stage("radius exact", lambda which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
 
 
-def _stages(question: Question, xp: Any, single: bool, executor: Executor | None) -> Iterable[_Stage]:
-    """The stages for this question, in order; the unit rows are made only if a stage needs them."""
+def _stages(question: Question, xp: Any, single: bool, executor: Executor | None, solvers: bool) -> Iterable[_Stage]:
+    """The stages for this question, in order, with ``solvers`` or closed forms alone.
+
+    The unit rows are made only if a stage needs them.
+    """
     cones: dict[bool, Cone] = {}
 
     def unit_rows(single: bool) -> Cone:
@@ -177,7 +203,7 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
         yield _Stage("codes", _code_words)
     if question.k >= 0:
         yield _Stage("closed form", _closed_form)
-    if not question.is_dense:
+    if not solvers:
         return
     if question.threshold_unit and question.domain == "all":
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -19,6 +19,9 @@ from .question import Question, active_labels
 from .recheck import Lines, rejections
 from .threads import one_blas_thread
 from .witness import notch_polynomial
+
+if TYPE_CHECKING:
+    from .repair import Repair
 
 
 class StageReport(NamedTuple):
@@ -200,6 +203,17 @@ class Report:
         failures = [(i, reason) for i, reason in enumerate(reasons) if reason]
         ok = np.array([not reason for reason in reasons], dtype=bool)
         return CheckResult(ok, failures)
+
+    def repair(self) -> Repair:
+        """The smallest change found that makes every ``UNARGMAXABLE`` set possible, verified again.
+
+        Returns:
+            A :class:`Repair`: columns to append to W, with the report on ``[W | columns]``, and heads with fixed columns
+            (``DFTHead.from_linear``) that do the same by a closed form. Where nothing is impossible it says so.
+        """
+        from .repair import repair
+
+        return repair(self)
 
     # What people look at
 

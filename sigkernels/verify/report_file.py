@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 import zlib
 from dataclasses import replace
@@ -17,6 +16,7 @@ from numpy import ndarray
 
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
+from .files import write_arrays
 from .inputs import DOMAINS, as_numpy, as_question, checked_question
 from .question import Question
 from .report import Report, StageReport
@@ -63,15 +63,7 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
     if isinstance(p.rule.threshold, ndarray):
         arrays["threshold"], meta["threshold"] = p.rule.threshold, None
     arrays["meta"] = np.array(json.dumps(meta))
-    # Under another name until it is complete: what was there before is not lost to a full disk.
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_arrays(path, arrays)
 
 
 def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:

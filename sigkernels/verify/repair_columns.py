@@ -1,0 +1,167 @@
+"""Columns that make impossible label sets possible, to be proved: a search for few, and ones that always do.
+
+A set with signs y is possible for ``[W | V]`` when some input x and features t of the new columns have
+``y_i(w_i·x + v_i·t) > 0`` for every label i.
+
+* **One set, one column**: ``v = y``. So as many columns as there are sets always do.
+* **The highest logit** (a softmax): ``v_i = -‖w_i‖²/2`` does for all classes at once. At ``x = w_j`` the logits are
+  ``(‖w_j‖² - ‖w_i - w_j‖²)/2``: highest for class j, if no other has the same row.
+* **Learned**: the features and V are found together, by least squares on the violated signs. With 1 for the first
+  feature of every set, labels that are in none of the sets (or in all) only need an entry that is small (or large)
+  enough, so that the search is about the other ones. With one column it is convex.
+* **Trigonometric**: ``2r`` columns and a constant one, where no set has more than r runs of labels around the circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy import ndarray
+from scipy.optimize import OptimizeResult, minimize
+
+from .question import ActiveSets, Question, dft_matrix
+from .witness import runs_of
+
+STEPS = 400  # of the search for columns of one number
+WORK = 4e9  # multiplications of one such search, at most
+FEWEST_STEPS = 20  # … a search that has no time for these is not begun
+ENOUGH = 0.5  # of the margin that is aimed at: where the search may stop
+
+
+class Columns(NamedTuple):
+    """Columns to append to W [n, c], in units of the rows of the question, not proved yet."""
+
+    method: str
+    values: ndarray
+
+
+def proposals(question: Question, sets: ActiveSets) -> Iterator[Columns]:
+    """Columns for these sets, fewest first as far as that is known; the last ones always do."""
+    labels = question.labels
+    sets = [active[active < labels] for active in sets]
+    known = [_one_for_each(sets, labels)]
+    waves = max(len(runs_of(active, labels)) for active in sets)
+    constant = bool(question.threshold_unit) or question.k >= 0  # such a column is there already
+    if question.domain == "all" and constant < 2 * waves + 1 <= labels:  # features of either sign
+        trigonometric = dft_matrix(labels, waves)[:, int(constant) :] * np.sqrt(labels / 2)
+        known.append(Columns("trigonometric columns", trigonometric))
+    known.sort(key=lambda columns: columns.values.shape[1])
+    fewest = known[0].values.shape[1]
+    if question.is_dense and fewest > 1:
+        if question.rule.name == "argmax" and question.k < 0:
+            yield Columns("half the squared norms", _lifted(question))
+        yield from _learned(question, sets, fewest)
+    norms = _row_norms(question)[:, None]
+    for columns in known:
+        yield columns._replace(values=columns.values * norms)
+
+
+def _one_for_each(sets: ActiveSets, labels: int) -> Columns:
+    signs = np.full((labels, len(sets)), -1.0)
+    for column, active in enumerate(sets):
+        signs[active, column] = 1.0
+    return Columns("one column for each set", signs)
+
+
+def _row_norms(question: Question) -> ndarray:
+    """Of the labels [n], with their bias; without either the typical one: what an entry of 1 in a new column stands for."""
+    norms = question.norms[1][: question.labels]
+    if question.bias is not None:
+        norms = np.hypot(norms, question.bias[: question.labels])
+    typical = float(np.median(norms[norms > 0])) if np.any(norms > 0) else 1.0
+    return np.where(norms > 0, norms, typical)
+
+
+def _lifted(question: Question) -> ndarray:
+    rows = question.weight[: question.labels, : question.inputs]
+    largest = float(np.max(np.abs(rows))) or 1.0
+    squares = np.sum((rows / largest) ** 2, axis=1, keepdims=True)
+    return -squares * (largest / max(float(squares.max()), 1e-300))
+
+
+def _learned(question: Question, sets: ActiveSets, fewer_than: int) -> Iterator[Columns]:
+    """Columns by least squares on the violated signs, from one on until a search succeeds."""
+    norms = _row_norms(question)
+    rows = question.matrix[: question.labels] / norms[:, None]
+    count = np.zeros(len(rows), dtype=np.int64)
+    for active in sets:
+        count[active] += 1
+    mixed = np.flatnonzero((count > 0) & (count < len(sets)))
+    signs = np.full((len(sets), len(rows)), -1.0)
+    for row, active in enumerate(sets):
+        signs[row, active] = 1.0
+    width = 1
+    while width < fewer_than:
+        steps = int(min(STEPS, WORK / max(1, len(sets) * len(mixed) * (question.d + width))))
+        if steps < FEWEST_STEPS:
+            return
+        found = _fit(question, rows[mixed], signs[:, mixed], width, steps)
+        if found is not None:
+            x, _, v = found
+            values = np.zeros((len(rows), width))
+            values[mixed] = v
+            rest = np.setdiff1d(np.arange(len(rows)), mixed)
+            reach = x @ rows[rest].T
+            inside = count[rest] > 0
+            values[rest, 0] = np.where(inside, 1.0 - reach.min(axis=0), -1.0 - reach.max(axis=0))
+            values /= np.maximum(np.max(np.abs(values), axis=0), 1e-300)
+            yield Columns("learned columns", values * norms[:, None])
+        width += max(1, width // 3)
+
+
+def _fit(
+    question: Question, rows: ndarray, signs: ndarray, width: int, steps: int
+) -> tuple[ndarray, ndarray, ndarray] | None:
+    """Inputs x [m, d], new features t [m, width] and columns v [p, width] with all ``signs`` [m, p] on ``rows`` [p, d].
+
+    Minimises ``½ Σ (1 - y (x·w + t·v))₊²`` and a little of the squares of the unknowns, from the sums of the rows of each
+    set; the first of the new features is 1.
+    """
+    m, p, d = len(signs), len(rows), rows.shape[1]
+    active = (signs + 1) / 2
+    x = active @ rows
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
+    v = np.full((p, width), -0.5)
+    t = np.ones((m, width))
+    if width > 1:  # what tells the sets apart most
+        u, s, w = np.linalg.svd(active - active.mean(axis=0), full_matrices=False)
+        more = min(width - 1, len(s))
+        t[:, 1:], v[:, 1:] = 0.0, 0.0
+        t[:, 1 : 1 + more] = u[:, :more] * np.sqrt(m)
+        v[:, 1 : 1 + more] = w[:more].T * s[:more] / np.sqrt(m)
+        if question.domain != "all":
+            t[:, 1:] -= t[:, 1:].min(axis=0)
+    shapes = ((m, d), (m, width - 1), (p, width))
+    ends = np.cumsum([a * b for a, b in shapes])
+
+    def parts(z: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+        x, rest, v = (part.reshape(shape) for part, shape in zip(np.split(z, ends[:-1]), shapes, strict=True))
+        return x, np.concatenate([np.ones((m, 1)), rest], axis=1), v
+
+    def margins(z: ndarray) -> ndarray:
+        x, t, v = parts(z)
+        return signs * (x @ rows.T + t @ v.T)
+
+    def loss(z: ndarray) -> tuple[float, ndarray]:
+        x, t, v = parts(z)
+        hinge = np.maximum(1.0 - signs * (x @ rows.T + t @ v.T), 0.0)
+        pull = -signs * hinge
+        slope = [(pull @ rows).ravel(), (pull @ v)[:, 1:].ravel(), (pull.T @ t).ravel()]
+        return 0.5 * float(np.sum(hinge * hinge)), np.concatenate(slope)
+
+    def stop(intermediate_result: OptimizeResult) -> None:
+        if margins(intermediate_result.x).min(initial=1.0) >= ENOUGH:
+            raise StopIteration
+
+    bounds = None
+    if question.domain != "all":  # all features are nonnegative, and only a threshold is not
+        lowest = np.concatenate(
+            [np.tile(np.arange(d) < question.inputs, m), np.ones(m * (width - 1)), np.zeros(p * width)]
+        )
+        bounds = [(0.0 if low else None, None) for low in lowest]
+        x[:, : question.inputs] = np.maximum(x[:, : question.inputs], 0.0)
+    start = np.concatenate([x.ravel(), t[:, 1:].ravel(), v.ravel()])
+    end = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, callback=stop, options={"maxiter": steps}).x
+    return parts(end) if margins(end).min(initial=1.0) > 0 else None

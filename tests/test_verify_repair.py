@@ -1,0 +1,171 @@
+"""Repairs: columns and heads that make impossible sets possible, each proved, and compared with exact rational programs."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verify_oracle import KINDS, degenerate_matrix, is_argmaxable, is_top
+
+import sigkernels as sk
+from sigkernels.verify import Repair, verify
+
+YES = ("ARGMAXABLE", "THIN")
+
+
+def repaired(W, report, **options):
+    """The repair of a report, after every check that needs no oracle."""
+    found = report.repair()
+    impossible = [i for i, v in enumerate(report.verdicts) if v == "UNARGMAXABLE"]
+    assert found.impossible.tolist() == impossible
+    assert found.columns.shape == (report.question.labels, found.columns.shape[1])
+    if not impossible:
+        assert found.method == "none" and found.columns.shape[1] == 0 and found.report is report and not found
+        return found
+    assert found and found.columns.shape[1] <= len(impossible)
+    assert all(found.report.verdicts[i] in YES for i in impossible)
+    yes = [v in YES for v in report.verdicts]
+    assert all(after in YES for before, after in zip(yes, found.report.verdicts, strict=True) if before)
+    wider = np.concatenate([np.asarray(W, dtype=np.float64), found.columns], axis=1)
+    assert found.report.check(wider, **options), found.report.check(wider, **options)
+    for plan in found.heads:
+        assert plan.report.check() and all(v in YES for v in plan.report.verdicts)
+        assert len(plan.report) == len(impossible)
+    return found
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(KINDS),
+    rule=st.sampled_from(("threshold", "topk", "argmax")),
+    nonnegative=st.booleans(),
+    biased=st.booleans(),
+)
+def test_what_is_repaired_is_possible_by_the_exact_oracle(seed, kind, rule, nonnegative, biased):
+    rng = np.random.default_rng(seed)
+    n, d = int(rng.integers(2, 9)), int(rng.integers(1, 4))
+    W = degenerate_matrix(rng, kind, n, d)
+    bias = rng.integers(-2, 3, n).astype(float) if biased else None
+    sets = [np.flatnonzero(rng.random(n) < rng.choice([0.2, 0.5, 0.8])).tolist() for _ in range(6)]
+    if rule == "argmax":
+        sets = [[i] for i in range(n)]
+    report = verify(W, sets, bias, rule=rule, domain="nonnegative" if nonnegative else "all")
+    found = repaired(W, report, bias=bias)
+    wider = np.concatenate([W, found.columns], axis=1)
+    if rule == "threshold":
+        assert all(is_argmaxable(wider, sets[i], bias, nonnegative) for i in found.impossible)
+    elif not nonnegative:
+        assert all(is_top(wider, sets[i], bias) for i in found.impossible)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**31), threshold=st.sampled_from((0.3, "free", "each")))
+def test_thresholds_are_kept(seed, threshold):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(10, 60))
+    W = rng.standard_normal((n, 2))
+    sets = [rng.choice(n, 3, replace=False).tolist() for _ in range(8)]
+    found = repaired(W, verify(W, sets, threshold=rng.uniform(0.1, 0.9, n) if threshold == "each" else threshold))
+    assert found.report.question.rule is not None and len(found.report) == 8
+
+
+def test_a_class_inside_the_hull_needs_one_column():
+    W = np.concatenate([np.random.default_rng(0).standard_normal((40, 3)), np.zeros((1, 3))])
+    report = sk.verify_classes(W)
+    assert report.counts()["UNARGMAXABLE"] > 1
+    found = repaired(W, report)
+    assert found.columns.shape == (41, 1) and found.report.counts()["ARGMAXABLE"] == 41
+    assert found.is_least and "no fewer" in found.summary()
+
+
+def test_one_column_serves_many_sets():
+    """As a bias would, if it had one: the sets keep the other features to tell themselves apart."""
+    rng = np.random.default_rng(1)
+    W = rng.standard_normal((400, 12))
+    sets = [rng.choice(400, 3, replace=False).tolist() for _ in range(30)]
+    report = verify(W, sets)
+    assert report.counts()["UNARGMAXABLE"] == 30
+    found = repaired(W, report)
+    assert found.columns.shape[1] <= 3 < len(sets)
+    assert all(v == "ARGMAXABLE" for v in found.report.verdicts)
+
+
+def test_all_pairs_need_no_more_than_a_trigonometric_polynomial():
+    W = np.random.default_rng(2).standard_normal((12, 2))
+    pairs = [list(p) for p in itertools.combinations(range(12), 2)]
+    assert repaired(W, verify(W, pairs, rule="topk")).columns.shape[1] <= 4
+    assert repaired(W, verify(W, pairs)).columns.shape[1] <= 5
+
+
+def test_nothing_impossible_is_said():
+    found = verify(np.eye(3), [[0], [1, 2]]).repair()
+    assert found.method == "none" and found.columns.shape == (3, 0) and "nothing to repair" in found.summary()
+    assert not found.heads and str(found) == found.summary()
+    assert verify(np.eye(3), []).repair().method == "none"
+
+
+def test_columns_come_in_the_dtype_of_the_matrix_and_are_verified_so():
+    rng = np.random.default_rng(3)
+    W = torch.from_numpy(rng.standard_normal((60, 3))).float()
+    report = verify(W, [rng.choice(60, 4, replace=False).tolist() for _ in range(5)])
+    found = repaired(W, report)
+    assert found.columns.dtype == np.float32
+    assert found.report.question.stored.dtype == np.float32
+
+
+def test_heads_are_proposed_with_what_they_cost():
+    rng = np.random.default_rng(4)
+    layer = sk.LinearHead(32, 300, bottleneck=4)
+    report = verify(layer, [rng.choice(300, size, replace=False).tolist() for size in (1, 2, 4, 4)])
+    found = repaired(layer.weight.detach(), report)
+    dft, codes = found.heads
+    assert (dft.k, dft.codes, dft.columns) == (4, 0, 9) and (codes.k, codes.codes, codes.columns) == (0, 64, 65)
+    assert dft.parameters(32) == 33 * 9 and codes.parameters(32) == 33 * 65
+    assert all(v == "ARGMAXABLE" for v in codes.report.verdicts)
+    text = found.summary()
+    assert "sk.DFTHead.from_linear(head, k=4)" in text and "sk.DFTHead.from_linear(head, k=0, codes=64)" in text
+    upgraded = sk.DFTHead.from_linear(layer, k=dft.k, codes=dft.codes)
+    assert dft.report.check(upgraded)
+
+
+def test_a_dft_head_gets_a_larger_k():
+    head = sk.DFTHead(40, 50, k=2)
+    report = verify(head, [[0, 10, 20, 30], [5], [1, 3, 5, 7, 9]])
+    found = report.repair()
+    assert found.impossible.tolist() == [0, 2] and found.heads[0].k == 5
+    assert all(v in YES for v in found.report.verdicts) and found.report.check()
+    assert found.report.question.k == 2 and found.report.question.stored.shape == found.columns.shape
+
+
+def test_sets_of_most_labels_count_by_what_they_leave_out():
+    W = np.random.default_rng(5).standard_normal((21, 2))
+    found = repaired(W, verify(W, [sorted(set(range(21)) - {3, 9, 15}), list(range(0, 21, 2))]))
+    assert found.heads[0].k == 10
+    W = np.ones((4, 1))
+    found = repaired(W, verify(W, [[0, 2]]))  # more runs than a DFT of four labels can follow
+    assert found.heads == () and found.columns.shape == (4, 1)
+
+
+def test_the_result_is_frozen():
+    found = verify(np.ones((4, 1)), [[0, 2]]).repair()
+    assert isinstance(found, Repair)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.method = "other"
+
+
+def test_huge_and_tiny_numbers():
+    W = np.random.default_rng(6).standard_normal((30, 2))
+    sets = [[1, 2, 3], [4, 8, 20]]
+    for scale in (1e-200, 1e200):
+        repaired(W * scale, verify(W * scale, sets))
+
+
+def test_a_loaded_report_is_repaired(tmp_path):
+    W = np.random.default_rng(7).standard_normal((30, 2))
+    report = verify(W, [[1, 2, 3], [4, 8, 20]])
+    report.save(tmp_path / "r.npz")
+    assert np.array_equal(sk.Report.load(tmp_path / "r.npz").repair().columns, report.repair().columns)
