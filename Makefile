@@ -57,7 +57,7 @@ $(VENV)/torch: constraints.txt
 # The package itself, editable and without its extension, which is a step of its own so that a changed
 # source compiles only that.
 $(VENV)/run: $(VENV)/torch pyproject.toml
-	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[plot]' 'setuptools>=77' 'pybind11>=2.12'
+	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[plot]' 'setuptools>=77' 'pybind11>=2.13'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run

@@ -84,13 +84,14 @@ Call call_of(const Shape& shape, Address x, int64_t x_stride, Address weight, in
 }
 
 void set_sparse_targets(Call& call, Address indices, int64_t num_indices, Address offsets, int64_t num_offsets,
-                        int64_t num_labels) {
+                        int64_t num_labels, Address unknown) {
     if (num_offsets != call.job.rows + 1)
         sk::refuse_targets("there are " + std::to_string(num_offsets) + " offsets for " +
                            std::to_string(call.job.rows) + " rows; there must be one more than rows");
     // Without a single label there is nothing to read, but "sparse" must not look like "none".
     call.job.indices = at<const int64_t>(indices ? indices : offsets), call.job.num_indices = num_indices;
     call.job.offsets = at<const int64_t>(offsets), call.job.num_labels = num_labels;
+    call.job.unknown = at<const uint8_t>(unknown);
 }
 
 void set_dense_targets(Call& call, Address data, int dtype, int64_t stride, int64_t step) {
@@ -162,10 +163,11 @@ void topk(const Call& call, int64_t keep, Address values, Address labels) {
     run(call, job, outputs);
 }
 
-std::unique_ptr<sk::Found> predict(const Call& call, double threshold) {
+std::unique_ptr<sk::Found> predict(const Call& call, double threshold, Address thresholds) {
     auto found = std::make_unique<sk::Found>();
     sk::Job job = call.job;
     job.consumer = sk::Consumer::predict, job.threshold = threshold;
+    job.thresholds = at<void>(thresholds);
     sk::Outputs outputs;
     outputs.found = found.get();
     run(call, job, outputs);
@@ -204,7 +206,7 @@ namespace sk {
 void bind_lml(py::module_& m);  // cpu/lml.cpp
 }
 
-PYBIND11_MODULE(_C, m) {
+PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
     using py::arg;
     m.doc() = "Compiled core of sigkernels. Use it through sigkernels.functional.";
 
@@ -220,7 +222,7 @@ PYBIND11_MODULE(_C, m) {
         .def(py::init(&call_of), arg("shape"), py::kw_only(), arg("x"), arg("x_stride"), arg("weight"),
              arg("weight_stride"), arg("bias"))
         .def("set_sparse_targets", &set_sparse_targets, py::kw_only(), arg("indices"), arg("num_indices"),
-             arg("offsets"), arg("num_offsets"), arg("num_labels"))
+             arg("offsets"), arg("num_offsets"), arg("num_labels"), arg("unknown") = 0)
         .def("set_dense_targets", &set_dense_targets, py::kw_only(), arg("data"), arg("dtype"), arg("stride"),
              arg("step"))
         .def("set_gradients", &set_gradients, py::kw_only(), arg("grad_x"), arg("grad_bias"), arg("grad_weight"),
@@ -236,7 +238,8 @@ PYBIND11_MODULE(_C, m) {
           arg("grad_beta"), arg("grad_eta"), "The sums of a confusion-matrix loss and the gradients.");
     m.def("logits", &logits, arg("call"), py::kw_only(), arg("out"), arg("out_stride"));
     m.def("topk", &topk, arg("call"), py::kw_only(), arg("keep"), arg("values"), arg("labels"));
-    m.def("predict", &predict, arg("call"), py::kw_only(), arg("threshold"));
+    m.def("predict", &predict, arg("call"), py::kw_only(), arg("threshold"), arg("thresholds") = 0,
+          "The labels whose logit is above threshold, or above their own of `thresholds [m]`.");
     py::class_<sk::Found>(m, "Found", "The labels that predict found.")
         .def_readonly("total", &sk::Found::total)
         .def(

@@ -33,11 +33,13 @@ struct Reader {
         });
     }
 
-    // f(label in the tile, lane, logit) wherever not (z <= bound): NaN counts as above every bound
-    template <class F>
-    SK_INLINE void above(const C* bound, F&& f) const {
+    // f(label in the tile, lane, logit) wherever not (z <= bound of the lane): NaN counts as above every bound.  `Next`
+    // puts the bounds of the next label into place.
+    template <class Next, class F>
+    SK_INLINE void above(const C* bound, Next&& next, F&& f) const {
         const int64_t lanes = rows();
         for (int64_t t = 0; t < count; ++t) {
+            next(t);
             I below = load<V>(z + t * PW) <= load<V>(bound);
             for (int v = L; v < PW; v += L) below &= load<V>(z + t * PW + v) <= load<V>(bound + v);
             if (all(below)) continue;
@@ -90,7 +92,7 @@ struct Reader {
     void topk() const {
         C* bound = local.bound + panel * PW;
         const int64_t slot = thread * job.rows + panel * PW, first = job.label_start + label;
-        above(bound, [&](int64_t t, int64_t lane, C value) {
+        above(bound, [](int64_t) {}, [&](int64_t t, int64_t lane, C value) {
             C* values = static_cast<C*>(job.heap_values) + (slot + lane) * job.keep;
             int64_t* labels = job.heap_labels + (slot + lane) * job.keep;
             int64_t& size = job.heap_sizes[slot + lane];
@@ -101,9 +103,16 @@ struct Reader {
 
     void predict() const {
         C bound[PW];
-        for (int i = 0; i < PW; ++i) bound[i] = static_cast<C>(job.threshold);
+        const auto fill = [&](C value) {
+            for (int i = 0; i < PW; ++i) bound[i] = value;
+        };
+        const C* thresholds = static_cast<const C*>(job.thresholds);
+        fill(static_cast<C>(job.threshold));
+        const auto next = [&](int64_t t) {
+            if (thresholds) fill(thresholds[label + t]);
+        };
         Hits& hits = job.hits[thread];
-        above(bound, [&](int64_t t, int64_t lane, C value) {
+        above(bound, next, [&](int64_t t, int64_t lane, C value) {
             if (value != value) return;  // NaN is not above
             if (hits.size == hits.room) hits.grow(&hits);
             hits.data[hits.size++] = {static_cast<int32_t>(panel * PW + lane), job.label_start + label + t};

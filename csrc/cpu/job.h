@@ -73,6 +73,7 @@ struct Job {
     double scale_of_all = 1;
     const int64_t* indices = nullptr;    // sparse targets: global labels, sorted within a row
     const int64_t* offsets = nullptr;    // [R + 1]
+    const uint8_t* unknown = nullptr;    // [num_indices]: 1 where the label says nothing; without it all are active
     int64_t num_indices = 0, num_labels = 0;  // what the sets were said to hold; checked before the pass
     const void* dense = nullptr;         // dense targets [R, m]
     Dtype dense_dtype = Dtype::f32;
@@ -100,6 +101,7 @@ struct Job {
 
     // predict
     double threshold = 0;
+    const void* thresholds = nullptr;  // C [m], in place of threshold
     Hits* hits = nullptr;          // [threads]
 
     // memory for all of it

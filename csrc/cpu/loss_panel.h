@@ -2,7 +2,8 @@
 //
 // Sparse targets: almost all labels are negative.  The positive logits are taken out of the panel first (kNeutral in
 // their place has value 0 and gradient 0 under every N), the panel is done as if all were negative, and the positives are
-// done as a short list of their own.  Dense targets, and smoothed ones, go label by label with y beside z.
+// done as a short list of their own.  A label that says nothing stays kNeutral.  Dense targets, and smoothed ones, go label
+// by label with y beside z; a target of NaN says nothing there.
 #pragma once
 
 #include "core/losses.h"
@@ -35,14 +36,15 @@ struct PanelLoss {
         for (int lane = 0; lane < PW; ++lane) loss[lane] += static_cast<double>(lanes[lane]);
     }
 
-    // f(label in the tile, lane) for every positive label of the panel
+    // f(label in the tile, lane, whether it says nothing) for every label of the panel that its row lists
     template <class F>
-    SK_INLINE void for_positives(F&& f) const {
+    SK_INLINE void for_listed(F&& f) const {
         const int64_t first = job.label_start + label, rows = layout.rows_of(panel);
         for (int lane = 0; lane < rows; ++lane) {
             const int64_t row = panel * PW + lane, end = job.offsets[row + 1];
             int64_t at = local.cursor[row];
-            for (; at < end && job.indices[at] < first + count; ++at) f(job.indices[at] - first, lane);
+            for (; at < end && job.indices[at] < first + count; ++at)
+                f(job.indices[at] - first, lane, job.unknown && job.unknown[at]);
             local.cursor[row] = at;
         }
     }
@@ -51,12 +53,14 @@ struct PanelLoss {
         const C* w = static_cast<const C*>(job.label_weight);
         const C* pw = static_cast<const C*>(job.pos_weight);
         int64_t found = 0;
-        for_positives([&](int64_t t, int lane) {
+        for_listed([&](int64_t t, int lane, bool unknown) {
             const int64_t at = t * PW + lane;
-            local.pos_at[found] = static_cast<int32_t>(at);
-            local.pos_z[found] = z[at];
-            local.pos_w[found] = (w ? w[label + t] : C(1)) * (pw ? pw[label + t] : C(1));
+            const C logit = z[at];
             z[at] = static_cast<C>(kNeutral);
+            if (unknown) return;
+            local.pos_at[found] = static_cast<int32_t>(at);
+            local.pos_z[found] = logit;
+            local.pos_w[found] = (w ? w[label + t] : C(1)) * (pw ? pw[label + t] : C(1));
             ++found;
         });
         return found;
@@ -135,7 +139,10 @@ struct PanelLoss {
         const int64_t rows = layout.rows_of(panel);
         if (job.indices || rows < PW)
             for (int64_t i = 0; i < count * PW; ++i) y[i] = 0;
-        if (job.indices) return for_positives([&](int64_t t, int lane) { y[t * PW + lane] = 1; });
+        if (job.indices)
+            return for_listed([&](int64_t t, int lane, bool unknown) {
+                y[t * PW + lane] = unknown ? static_cast<C>(__builtin_nan("")) : C(1);
+            });
         with_storage<C, true>(job.dense_dtype, job.dense, [&](auto* from) {
             for (int64_t lane = 0; lane < rows; ++lane) {
                 const auto* row = from + (panel * PW + lane) * job.dense_stride + label * job.dense_step;
@@ -157,7 +164,7 @@ struct PanelLoss {
 #pragma GCC unroll 2
             for (int v = 0; v < kVectors; ++v) {
                 C* at = z + t * PW + v * L;
-                const V target = load<V>(y + t * PW + v * L) * keep + lift;
+                const V given = load<V>(y + t * PW + v * L), target = given * keep + lift;
                 V fn, gn, fp, gp;
                 const V logit = load<V>(at);
                 f_of.both(logit, fn, gn, fp, gp);
@@ -165,8 +172,9 @@ struct PanelLoss {
                 // A target of exactly 0 or 1 must not multiply the other side's infinite value by zero; a NaN stays one
                 // whatever its weights.
                 const V lost = logit == logit ? V{} : logit;
-                sums[v] += (positive == V{} ? lost : positive * fp) + (negative == V{} ? V{} : negative * fn);
-                if (Grad) store(at, positive * gp + negative * gn);
+                const V f = (positive == V{} ? lost : positive * fp) + (negative == V{} ? V{} : negative * fn);
+                sums[v] += given == given ? f : V{};
+                if (Grad) store(at, given == given ? positive * gp + negative * gn : V{});
             }
         }
         add_loss(sums);

@@ -82,7 +82,7 @@ sk::Gradients gradients_of(Address out_scale, bool need_x, Address slabs, Addres
 
 }  // namespace
 
-PYBIND11_MODULE(_cuda, m) {
+PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
     m.doc() = "CUDA kernels on raw device pointers; see sigkernels/backends/cuda.py for their use with torch";
     static py::exception<sk::CudaError> error(m, "CudaError", PyExc_RuntimeError);
     py::register_exception_translator([](std::exception_ptr p) {
