@@ -31,6 +31,7 @@ from .losses import (
 from .ops import LML
 from .suggest import suggest
 from .swap import swap_output_layer
+from .thresholds import Thresholds
 from .verify import Report, Verdict, verify, verify_classes
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ __all__ = [
     "RowLoss",
     "SigmoidF1",
     "SmoothTopKSVM",
+    "Thresholds",
     "TruncatedTopKEntropy",
     "UnboundedF1",
     "Verdict",

@@ -6,7 +6,6 @@ Every verb goes through ``__call__``, so that hooks fire, and with them DDP, FSD
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,8 @@ from .layer import Layer
 from .losses import BCE, ColumnLoss, Loss, Reduction, RowLoss
 from .prior import Prior
 from .sharding import LabelShard
-from .validation import check_memory, check_number
+from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold
+from .validation import check_memory
 
 _Result = TypeVar("_Result")
 
@@ -176,16 +176,43 @@ class Head(nn.Module):
         return self(h, _verb=partial(self._topk, m=validation.check_m(m, self.num_labels)))
 
     @torch.no_grad()
-    def predict(self, h: Tensor, threshold: float = 0.5) -> LabelSets:
-        """The labels whose probability is above ``threshold``, one set per row of ``h``."""
-        threshold = check_number("threshold", threshold, "a threshold is a probability in [0, 1]")
-        if not 0.0 <= threshold <= 1.0:
-            raise ValueError(f"threshold is a probability and must lie in [0, 1], got {threshold}")
-        if threshold in (0.0, 1.0):
-            bound = math.inf if threshold else -math.inf
-        else:
-            bound = math.log(threshold) - math.log1p(-threshold)
+    def predict(self, h: Tensor, threshold: float | Tensor = 0.5) -> LabelSets:
+        """The labels whose probability is above ``threshold``, one set per row of ``h``.
+
+        Args:
+            threshold: a probability, or one for each label, ``[n]``; ``tune_thresholds`` finds good ones. A logit is
+                compared with the log-odds of the threshold, rounded to its dtype: one that equals them is not above.
+        """
+        bound = log_odds_of_threshold(threshold, self.num_labels, h)
         return self(h, _verb=partial(self._predict, bound=bound))
+
+    @torch.no_grad()
+    def tune_thresholds(
+        self,
+        h: Tensor,
+        targets: Any,
+        *,
+        per_label: bool = True,
+        beta: float = 1.0,
+        default: float = 0.5,
+        unknown: Any = None,
+    ) -> Thresholds:
+        """The thresholds with the best F score on validation rows, a range of labels at a time: no ``[B, n]`` array.
+
+        Args:
+            h: ``[N, in_features]``.
+            targets: the labels of these rows, in any form of label sets.
+            per_label, beta, default, unknown: as for ``Thresholds.tune``.
+        """
+        x, flat, layer = self(h, _verb=self._flat)
+        if x.ndim != 2:
+            raise ValueError(f"h must have shape [N, {self.in_features}], got {list(h.shape)}")
+        if self.shard is not None:
+            raise ValueError("a sharded head has no thresholds of its own; give its logits to Thresholds.tune")
+        chunks = LogitChunks(
+            lambda first, last: ops.logits(flat, layer.part(first, last)), flat.shape[0], self.num_labels
+        )
+        return Thresholds.tune(chunks, targets, per_label=per_label, beta=beta, default=default, unknown=unknown)
 
     def to_linear(self) -> nn.Sequential:
         """A copy as plain ``nn.Linear`` layers with the same logits: it runs where sigkernels is not installed."""
@@ -229,10 +256,11 @@ class Head(nn.Module):
             values, labels = self.shard.merge_topk(*ops.topk(flat, layer, min(m, layer.num_rows)), m)
         return values.reshape(*x.shape[:-1], m), labels.reshape(*x.shape[:-1], m)
 
-    def _predict(self, h: Tensor, bound: float) -> LabelSets:
+    def _predict(self, h: Tensor, bound: float | Tensor) -> LabelSets:
         self._check_batches("predict", h, settings=bound)
         _, flat, layer = self._flat(h)
-        sets = ops.predict(flat, layer, bound)
+        own = bound[layer.labels] if isinstance(bound, Tensor) else bound
+        sets = ops.predict(flat, layer, own)
         return sets if self.shard is None else self.shard.merge_sets(sets)
 
     def _check_batches(self, verb: str, h: Tensor, targets: Any = None, settings: Any = None) -> None:

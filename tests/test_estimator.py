@@ -501,3 +501,69 @@ assert pickle.loads(pickle.dumps(model)).predict(np.eye(4)).shape == (4, 4)
 assert not any(name.startswith("sklearn.") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- held-out rows -------------------------------------------------------------------------------------------------
+
+
+def test_early_stopping_keeps_the_best_epoch(data):
+    train, test = data
+    x, y = train.features.to_scipy(), train.labels
+    model = small(early_stopping=True, epochs=60, n_iter_no_change=2, learning_rate=0.05).fit(x, y)
+    losses = model.validation_losses_
+    assert model.n_iter_ == len(model.losses_) == len(losses) < 60
+    assert model.best_epoch_ == int(np.argmin(losses)) + 1 == model.n_iter_ - 2
+    again = small(early_stopping=True, epochs=model.best_epoch_, learning_rate=0.05).fit(x, y)
+    z = test.features.to_scipy()
+    np.testing.assert_array_equal(again.predict_proba(z), model.predict_proba(z))
+    assert not hasattr(small(epochs=1).fit(x, y), "validation_losses_")
+
+
+def test_tuned_thresholds_are_what_predict_and_verify_use(data):
+    train, test = data
+    x, y = train.features.to_scipy(), train.labels
+    model = small(epochs=6, threshold="tuned", validation_fraction=0.3).fit(x, y)
+    assert model.threshold_.shape == (60,)
+    probabilities = model.predict_proba(test.features.to_scipy())
+    assert model.predict_sets(test.features.to_scipy()) == sk.LabelSets.of(probabilities > model.threshold_)
+    report = sk.verify(model, test.labels[:5])
+    np.testing.assert_array_equal(report.question.rule.threshold, model.threshold_)
+    assert report.check()
+    one = small(epochs=6, threshold="tuned_global", validation_fraction=0.3).fit(x, y)
+    assert isinstance(one.threshold_, float)
+    assert one.score(test.features.to_scipy(), test.labels) > 0.5
+    fixed = one.set_params(threshold=np.full(60, 0.5))
+    assert fixed.predict_sets(test.features.to_scipy()) == one.set_params(threshold=0.5).predict_sets(
+        test.features.to_scipy()
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"threshold": "best"}, "'tuned', 'tuned_global'"),
+        ({"threshold": [0.5, 0.5]}, "2 entries"),
+        ({"threshold": [0.5, 7.0]}, r"\[0, 1\]"),
+        ({"validation_fraction": 1.0}, "validation_fraction"),
+        ({"n_iter_no_change": 0}, "n_iter_no_change"),
+    ],
+)
+def test_held_out_rows_refused(data, changes, words):
+    train, _ = data
+    with pytest.raises(ValueError, match=words):
+        small(**changes).fit(train.features.to_scipy(), train.labels)
+
+
+def test_what_held_out_rows_are_not_for():
+    x, y = np.eye(6), np.array([0, 1, 2, 0, 1, 2])
+    with pytest.raises(ValueError, match="nothing to tune"):
+        small(threshold="tuned").fit(x, y)
+    with pytest.raises(ValueError, match="at least 2"):
+        small(early_stopping=True).fit(x[:1], np.ones((1, 2), int))
+    for changes in ({"early_stopping": True}, {"threshold": "tuned"}):
+        with pytest.raises(ValueError, match="partial_fit"):
+            small(**changes).partial_fit(x, y % 2, classes=[0, 1])
+    binary = small(threshold="tuned", early_stopping=True, validation_fraction=0.5).fit(x, y % 2)
+    assert set(binary.predict(x)) <= {0, 1}
+    with pytest.raises(ValueError, match="was set after fit"):
+        small(epochs=1).fit(x, y % 2).set_params(threshold="tuned").predict(x)

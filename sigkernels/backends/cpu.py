@@ -85,7 +85,7 @@ class CPUBackend(Backend):
     def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
         return topk(x, layer, m)
 
-    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+    def predict(self, x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
         return predict(x, layer, threshold)
 
     def lml(self) -> LMLSteps:
@@ -149,13 +149,17 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     return values.to(x.dtype), labels
 
 
-def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
     batch = x.shape[0]
     offsets = torch.zeros(batch + 1, dtype=torch.int64)
     if not batch or not layer.num_rows:
         return LabelSets.from_sorted(torch.empty(0, dtype=torch.int64), offsets, layer.num_labels)
     loop = _Call(x, layer)
-    found = _C.predict(loop.c, threshold=threshold)
+    if isinstance(threshold, Tensor):
+        own = threshold.to(x.dtype).to(accumulate_dtype(x.dtype)).contiguous()
+        found = _C.predict(loop.c, threshold=0.0, thresholds=loop.keep(own))
+    else:
+        found = _C.predict(loop.c, threshold=threshold)
     indices = torch.empty(found.total, dtype=torch.int64)
     found.write(rows=batch, offsets=offsets.data_ptr(), indices=indices.data_ptr())
     return LabelSets.from_sorted(indices, offsets, layer.num_labels)

@@ -40,5 +40,7 @@ class GPUBackend(Backend):
     def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
         return gpu_scans.topk(x, layer, m, self.kernels())
 
-    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+    def predict(self, x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
+        if isinstance(threshold, Tensor):  # the kernels know one for all labels
+            return torch_tiled.predict(x, layer, threshold)
         return gpu_scans.predict(x, layer, threshold, self.kernels())

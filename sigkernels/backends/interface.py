@@ -118,8 +118,8 @@ class Backend(abc.ABC):
         """The m highest logits of each row and their labels, ``[B, m]`` each; ties go to the lower label."""
 
     @abc.abstractmethod
-    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
-        """The labels whose logit is above ``threshold``."""
+    def predict(self, x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
+        """The labels whose logit is above ``threshold``, or above their own of ``[m]``, rounded to the dtype of x."""
 
     @abc.abstractmethod
     def lml(self) -> LMLSteps:

@@ -42,7 +42,7 @@ class TorchBackend(Backend):
     def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
         return torch_tiled.topk(x, layer, m)
 
-    def predict(self, x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+    def predict(self, x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
         return torch_tiled.predict(x, layer, threshold)
 
     def lml(self) -> LMLSteps:

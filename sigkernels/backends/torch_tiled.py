@@ -191,10 +191,11 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
 
 
 @without_autocast
-def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
+def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
     rows, labels = [], []
-    for start, _, _, z in LabelChunks(x, layer):
-        row, label = (z.to(x.dtype) > threshold).nonzero(as_tuple=True)
+    for start, stop, _, z in LabelChunks(x, layer):
+        bound = threshold[start:stop].to(x.dtype) if isinstance(threshold, Tensor) else threshold
+        row, label = (z.to(x.dtype) > bound).nonzero(as_tuple=True)
         rows.append(row)
         labels.append(label + (layer.label_start + start))
     row = torch.cat(rows)

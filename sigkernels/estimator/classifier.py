@@ -17,9 +17,10 @@ from ..losses import BCE, ConfusionLoss, Loss
 from ..suggest import suggest_codes, suggest_k, suggest_slack
 from ..validation import check_int, check_m, check_number
 from .base import BaseEstimator, ClassifierMixin, NotFittedError
+from .examples import Examples, check_fraction, check_threshold
 from .features import Features, check_names, sample_weights
 from .targets import LabelCoder, Target, count_hits, read_target
-from .training import Encoder, Trainer, TrainingDiverged, generator
+from .training import EarlyStopping, Encoder, Trainer, TrainingDiverged, generator
 
 HEADS = ("dft", "linear")
 DEFAULT_HIDDEN = 512
@@ -54,7 +55,12 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         hidden: width of the hidden layer; default 512, or what the guarantee of the head needs if that is more.
         loss: any loss of the package; default ``BCE()``.
         epochs, batch_size, learning_rate, weight_decay: of the training.
-        threshold: probability above which ``predict`` reports a label.
+        threshold: probability above which ``predict`` reports a label; one for each label, ``[n]``; ``"tuned"``: for
+            each label the one with the best F1 on held-out rows; ``"tuned_global"``: one for all, with the best micro F1.
+        early_stopping: stop when the loss of held-out rows has not improved for ``n_iter_no_change`` epochs, and keep the
+            weights of the epoch where it was lowest.
+        validation_fraction: the share of the rows that is held out, at random, for early stopping and tuned thresholds.
+        n_iter_no_change: see ``early_stopping``.
         device: where to train and predict.
         random_state: an int, ``None`` for another model each time, or a numpy ``RandomState`` or ``Generator``. Draws
             the initial weights and the order of the examples: the same int gives the same bits.
@@ -64,7 +70,10 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         classes_: the classes or names, sorted; for the other forms of ``y`` the label numbers ``0 … n-1``.
         n_features_in_, feature_names_in_: of ``X``; the latter only for data frames with names.
         head_, encoder_: the trained modules.
-        losses_: mean loss of each epoch.
+        losses_, n_iter_: mean loss of each epoch, and how many there were.
+        validation_losses_, best_epoch_: mean loss of the held-out rows after each epoch, and the epoch, counted from 1,
+            whose weights were kept; only with ``early_stopping``.
+        threshold_: what ``predict`` compares with, a number or an array ``[n]``.
     """
 
     head_: Head
@@ -73,6 +82,8 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     n_features_in_: int
     feature_names_in_: np.ndarray
     losses_: list[float]
+    validation_losses_: list[float]
+    best_epoch_: int
 
     def __init__(
         self,
@@ -88,7 +99,10 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         batch_size: int = 256,
         learning_rate: float = 1e-3,
         weight_decay: float = 0.0,
-        threshold: float = 0.5,
+        threshold: Any = 0.5,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
         device: str = "cpu",
         random_state: int | np.random.RandomState | np.random.Generator | None = 0,
         verbose: bool = False,
@@ -105,6 +119,9 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.threshold = threshold
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
@@ -137,18 +154,38 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         features, target, weights = self._read(X, y, sample_weight)
         coder = LabelCoder(target)
         labels = coder.encode(target)
+        self._check_tuning(coder)
         rng = generator(self.random_state)
         trainer = self._new_trainer(features, labels, weights, rng)
         if weights is not None:
             weights = weights / weights.mean()
+        train, held = Examples(features, labels, weights), None
+        if self.early_stopping or self._is_tuned:
+            train, held = train.split(self.validation_fraction, rng)
+        stopping = None
+        if held is not None and self.early_stopping:
+            stopping = EarlyStopping(held, self.n_iter_no_change, trainer.parameters)
         try:
-            losses = self._run(trainer, features, labels, weights, rng, self.epochs)
+            losses = self._run(trainer, train, rng, self.epochs, stopping)
         except TrainingDiverged as stop:
             if stop.losses:
-                self._adopt(trainer, features, coder, stop.losses)
+                self._adopt(trainer, features, coder, stop.losses, stopping, held)
             raise
-        self._adopt(trainer, features, coder, losses)
+        self._adopt(trainer, features, coder, losses, stopping, held)
         return self
+
+    @property
+    def _is_tuned(self) -> bool:
+        return isinstance(self.threshold, str)
+
+    def _check_tuning(self, coder: LabelCoder) -> None:
+        if coder.kind == "classes" and not coder.binary and self._is_tuned:
+            raise ValueError(
+                f"threshold={self.threshold!r} has nothing to tune: with one of {len(coder.classes)} classes for each row "
+                "the most probable is predicted, whatever the threshold"
+            )
+        if np.ndim(self.threshold) and len(self.threshold) != coder.num_labels:
+            raise ValueError(f"threshold has {len(self.threshold)} entries, but y has {coder.num_labels} labels")
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> MultiLabelClassifier:
         """Train one more epoch, on these rows.
@@ -165,6 +202,13 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             FloatingPointError: the loss became NaN or infinite. The weights are as they were before this call.
         """
         self._check_params()
+        if self.early_stopping:
+            raise ValueError("partial_fit trains one epoch and cannot stop early: use fit, or early_stopping=False")
+        if self._is_tuned and not hasattr(self, "_tuned"):
+            raise ValueError(
+                f"partial_fit holds no rows out for threshold={self.threshold!r}: call fit first, or give a probability; "
+                "head_.tune_thresholds finds thresholds afterwards"
+            )
         features, target, weights = self._read(X, y, sample_weight)
         if first := not hasattr(self, "head_"):
             if classes is None and target.kind in ("classes", "names"):
@@ -179,7 +223,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         rng = getattr(self, "_rng", None) or generator(self.random_state)
         trainer = self._new_trainer(features, labels, weights, rng) if first else self._continued_trainer(labels)
         self.__dict__.pop("_trainer", None)  # its moments are no longer good if this call stops early
-        losses = self._run(trainer, features, labels, weights, rng, 1)
+        losses = self._run(trainer, Examples(features, labels, weights), rng, 1)
         if first:
             self._adopt(trainer, features, coder, losses)
         else:
@@ -194,19 +238,19 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         for name in foreign:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not for head={self.head!r}, got {name}={getattr(self, name)!r}")
-        for name, least in (("epochs", 1), ("batch_size", 1)):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("n_iter_no_change", 1)):
             check_int(name, getattr(self, name), least)
         for name, least in (("hidden", 1), ("k", 0), ("slack", 0), ("codes", 0), ("bottleneck", 1)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), least)
-        for name in ("learning_rate", "weight_decay", "threshold"):
+        for name in ("learning_rate", "weight_decay"):
             check_number(name, getattr(self, name))
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold is a probability and must lie in [0, 1], got {self.threshold}")
+        check_threshold(self.threshold)
+        check_fraction(self.validation_fraction)
 
     def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Features, Target, Tensor | None]:
         """The arguments of a fit, checked, without the rows of weight 0."""
@@ -277,20 +321,32 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
     def _run(
         self,
         trainer: Trainer,
-        features: Features,
-        labels: LabelSets,
-        weights: Tensor | None,
+        examples: Examples,
         rng: np.random.Generator,
         epochs: int,
+        stopping: EarlyStopping | None = None,
     ) -> list[float]:
         trainer.configure(BCE() if self.loss is None else self.loss, self.learning_rate, self.weight_decay)
         return trainer.run(
-            features, labels, weights, rng, epochs=epochs, batch_size=self.batch_size, verbose=bool(self.verbose)
+            examples,
+            rng,
+            epochs=epochs,
+            batch_size=self.batch_size,
+            verbose=bool(self.verbose),
+            stopping=stopping,
         )
 
-    def _adopt(self, trainer: Trainer, features: Features, coder: LabelCoder, losses: list[float]) -> None:
+    def _adopt(
+        self,
+        trainer: Trainer,
+        features: Features,
+        coder: LabelCoder,
+        losses: list[float],
+        stopping: EarlyStopping | None = None,
+        held: Examples | None = None,
+    ) -> None:
         """Becomes the model that was trained from scratch."""
-        for name in ("_trainer", "_rng", "feature_names_in_"):
+        for name in ("_trainer", "_rng", "_tuned", "feature_names_in_", "validation_losses_", "best_epoch_"):
             self.__dict__.pop(name, None)
         self.head_, self.encoder_ = trainer.head.eval(), trainer.encoder.eval()
         self.losses_ = losses
@@ -298,6 +354,16 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self.n_features_in_ = features.width
         if features.names is not None:
             self.feature_names_in_ = features.names
+        if stopping is not None:
+            self.validation_losses_, self.best_epoch_ = stopping.losses, stopping.best.epochs
+        if held is not None and self._is_tuned:
+            self._tuned = self._tune(held)
+
+    @torch.no_grad()
+    def _tune(self, held: Examples) -> Any:
+        hidden = torch.cat(list(self._encoded(held.features)))
+        found = self.head_.tune_thresholds(hidden, held.labels, per_label=self.threshold == "tuned").values
+        return found.numpy() if found.ndim else float(found)
 
     # -- prediction --------------------------------------------------------------------------------------------
 
@@ -321,10 +387,31 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         self._require_fit()
         features = Features(X)
         self._check_features(features)
-        with torch.no_grad():
-            for rows in torch.arange(len(features)).split(PREDICT_BATCH):  # one empty batch if there are no rows
-                yield self.encoder_(features.batch(rows, self.encoder_.bias.device))
+        return self._encoded(features)
 
+    def _encoded(self, features: Features) -> Iterator[Tensor]:
+        for rows in torch.arange(len(features)).split(PREDICT_BATCH):  # one empty batch if there are no rows
+            with torch.no_grad():  # not around the yield: whoever takes the batch would run in it
+                hidden = self.encoder_(features.batch(rows, self.encoder_.bias.device))
+            yield hidden
+
+    @property
+    def n_iter_(self) -> int:
+        """How many epochs were trained."""
+        self._require_fit()
+        return len(self.losses_)
+
+    @property
+    def threshold_(self) -> Any:
+        """The probability above which a label is predicted, or one for each label, ``[n]``."""
+        self._require_fit()
+        if not self._is_tuned:
+            return self.threshold
+        if not hasattr(self, "_tuned"):
+            raise NotFittedError(f"threshold={self.threshold!r} was set after fit: call fit again to tune it")
+        return self._tuned
+
+    @torch.no_grad()
     def predict(self, X: Any) -> Any:
         """The labels with a probability above ``threshold``, in the form that ``y`` had (see the class)."""
         self._require_fit()
@@ -346,11 +433,12 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
 
         Of two classes the head has one label, which stands for the second.
         """
-        parts = [self.head_.predict(hidden, self.threshold).to("cpu") for hidden in self._hidden(X)]
+        parts = [self.head_.predict(hidden, self.threshold_).to("cpu") for hidden in self._hidden(X)]
         sizes = torch.cat([part.sizes for part in parts])
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         return LabelSets(torch.cat([part.indices for part in parts]), offsets, self.head_.num_labels)
 
+    @torch.no_grad()
     def decision_function(self, X: Any) -> np.ndarray:
         """The logit of every label, ``[N, n]`` float32; for two classes that of the second, ``[N]``."""
         z = torch.cat([self.head_(hidden).cpu() for hidden in self._hidden(X)]).numpy()
@@ -368,6 +456,7 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
             return F.logsigmoid(z).softmax(1).numpy()
         return z.sigmoid_().numpy()
 
+    @torch.no_grad()
     def topk(self, X: Any, m: int) -> tuple[np.ndarray, np.ndarray]:
         """The m most probable labels of each row: (probabilities, labels), ``[N, m]`` each, best first.
 

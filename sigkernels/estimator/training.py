@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..heads import Head
-from ..labels import LabelSets
 from ..losses import BCE, Loss, RowLoss
 from ..validation import check_int
-from .features import Batch, Features
+from .examples import Examples
+from .features import Batch
 
 FUSED_ADAM = ("cpu", "cuda")  # the devices for which torch has it; elsewhere the plain one
 
@@ -82,25 +82,24 @@ class Trainer:
 
     def run(
         self,
-        features: Features,
-        labels: LabelSets,
-        weights: Tensor | None,  # [N]
+        examples: Examples,
         rng: np.random.Generator,
         *,
         epochs: int,
         batch_size: int,
         verbose: bool,
+        stopping: EarlyStopping | None = None,
     ) -> list[float]:
         """Returns the mean loss of each epoch; raises TrainingDiverged with good weights in place."""
         losses: list[float] = []
         good = Snapshot(self.parameters)
-        steps = -(-len(features) // batch_size)
+        steps = -(-len(examples) // batch_size)
         with Progress(epochs, steps, verbose) as progress:
             for epoch in range(1, epochs + 1):
-                order = torch.from_numpy(rng.permutation(len(features)))
+                order = torch.from_numpy(rng.permutation(len(examples)))
                 total = 0.0
                 for step, rows in enumerate(order.split(batch_size), 1):
-                    value = self._loss(features, labels, weights, rows)
+                    value = self._loss(examples, rows)
                     number = float(value.detach())
                     if not math.isfinite(number):
                         self._give_up(good, losses, f"{number} in epoch {epoch}, step {step} of {steps}")
@@ -109,21 +108,31 @@ class Trainer:
                     self._step(value)
                     total += number * len(rows)
                     progress.step()
-                losses.append(total / len(features))
+                losses.append(total / len(examples))
                 progress.epoch(epoch, losses[-1])
+                if stopping is not None and stopping.is_over(self.mean_loss(stopping.held, batch_size)):
+                    break
         with torch.no_grad():
-            number = float(self._loss(features, labels, weights, rows))
+            number = float(self._loss(examples, rows))
         if not math.isfinite(number):
-            self._give_up(good, losses, f"{number} after the last step of epoch {epochs}")
+            self._give_up(good, losses, f"{number} after the last step of epoch {epoch}")
+        if stopping is not None:
+            stopping.best.restore()
         return losses
 
-    def _loss(self, features: Features, labels: LabelSets, weights: Tensor | None, rows: Tensor) -> Tensor:
-        hidden = self.encoder(features.batch(rows, self.device))
-        targets = labels[rows].to(self.device)
+    @torch.no_grad()
+    def mean_loss(self, examples: Examples, batch_size: int) -> float:
+        """The mean loss of examples that nothing is learned from."""
+        batches = torch.arange(len(examples)).split(batch_size)
+        return sum(float(self._loss(examples, rows)) * len(rows) for rows in batches) / len(examples)
+
+    def _loss(self, examples: Examples, rows: Tensor) -> Tensor:
+        hidden = self.encoder(examples.features.batch(rows, self.device))
+        targets, weights = examples.labels[rows].to(self.device), examples.weights
         if weights is None:
             return self.head.loss(hidden, targets, self.loss)
         per_row = self.head.loss(hidden, targets, self.loss, reduction="none")
-        terms = 1 if isinstance(self.loss, RowLoss) else labels.num_labels
+        terms = 1 if isinstance(self.loss, RowLoss) else self.head.num_labels
         return (per_row * weights[rows].to(self.device)).mean() / terms
 
     def _step(self, value: Tensor) -> None:
@@ -168,6 +177,22 @@ class Snapshot:
             for parameter, copy in zip(self.parameters, self.copies, strict=bool(self.copies)):
                 parameter.copy_(copy)
         return self.epochs
+
+
+class EarlyStopping:
+    """Watches the loss of held-out examples, and keeps the parameters of the epoch where it was lowest."""
+
+    def __init__(self, held: Examples, n_iter_no_change: int, parameters: list[nn.Parameter]) -> None:
+        self.held, self.n_iter_no_change = held, n_iter_no_change
+        self.losses: list[float] = []
+        self.best = Snapshot(parameters)
+
+    def is_over(self, loss: float) -> bool:
+        """Takes the loss after an epoch: has it been no better than the best for ``n_iter_no_change`` epochs?"""
+        if all(loss < earlier for earlier in self.losses):
+            self.best.take(epochs=len(self.losses) + 1)
+        self.losses.append(loss)
+        return len(self.losses) - self.best.epochs >= self.n_iter_no_change
 
 
 class Progress:

@@ -12,23 +12,28 @@ from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 
 
-def predict(x: Tensor, layer: Layer, threshold: float) -> LabelSets:
-    """``[B, D] →`` B label sets; ``threshold`` is a logit. Arguments were checked."""
+def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
+    """``[B, D] →`` B label sets; ``threshold`` is a logit, or one for each label, ``[m]``. Arguments were checked."""
+    per_label = threshold if isinstance(threshold, Tensor) else None
     with torch.no_grad():
-        indices, offsets = predict_operator(x, *layer, threshold)
+        indices, offsets = predict_operator(x, *layer, 0.0 if per_label is not None else threshold, per_label)
     return LabelSets.from_sorted(indices, offsets, layer.num_labels)
 
 
 @torch.library.custom_op("sigkernels::predict", mutates_args=())
 def predict_operator(
-    x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], threshold: float
+    x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], threshold: float, per_label: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     layer = Layer(weight, bias, LayerMeta(*meta))
-    sets = backends.select(x, "predict", codes=layer.codes).predict(x, layer, threshold)
+    sets = backends.select(x, "predict", codes=layer.codes).predict(
+        x, layer, threshold if per_label is None else per_label
+    )
     return sets.indices, sets.offsets
 
 
 @predict_operator.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], threshold: float) -> tuple[Tensor, Tensor]:
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], threshold: float, per_label: Tensor | None
+) -> tuple[Tensor, Tensor]:
     active = torch.library.get_ctx().new_dynamic_size()
     return x.new_empty(active, dtype=torch.int64), x.new_empty(x.shape[0] + 1, dtype=torch.int64)

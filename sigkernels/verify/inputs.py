@@ -131,7 +131,7 @@ def rule_of(classifier: Any, rule: Any, threshold: Any) -> DecisionRule:
     if _is_our_estimator(classifier) and rule is None and threshold is None:
         if classifier.predicts_one_class:
             return DecisionRule.of("argmax", None)
-        threshold = classifier.threshold
+        threshold = classifier.threshold_
     return DecisionRule.of("threshold" if rule is None else rule, threshold)
 
 
