@@ -29,7 +29,7 @@ def results(head, h, sets):
     )
     total.backward()
     values, labels = head.topk(h, 60)
-    found = head.predict(h, 0.04)
+    found, per_label = head.predict(h, 0.04), head.predict(h, torch.linspace(0.01, 0.2, N))
     return {
         "total": total.detach(),
         "grad_h": h.grad,
@@ -39,6 +39,7 @@ def results(head, h, sets):
         "labels": labels,
         "found": found.indices,
         "found_at": found.offsets,
+        "found per label": per_label.indices,
         "weight": head.weight_matrix(),
         **{f"state {key}": value for key, value in head.state_dict().items()},
     }
@@ -129,6 +130,53 @@ def _check_distributed_tensors(h, sets):
         sk.swap_output_layer(fully_shard(torch.nn.Sequential(torch.nn.Linear(WIDTH, N)), mesh=mesh), "0", K)
 
 
+def accumulators():
+    propensity = sk.metrics.propensities(torch.arange(N), 1000)
+    return [
+        sk.metrics.RankingMetrics(N, (1, 5), propensity),
+        sk.metrics.F1Metrics(N),
+        sk.metrics.MeanAveragePrecision(N),
+        sk.metrics.MeanAveragePrecision(N, bins=32),
+        sk.metrics.ThresholdAveraging(N),
+    ]
+
+
+def update(metrics, rows):
+    """Rows of one data set, some of whose labels are unknown; a rank may have none."""
+    torch.manual_seed(8)
+    values, top = torch.randn(12, N).sort(1, descending=True)
+    predicted, sets, unknown = (random_sets(12, N, seed=seed) for seed in range(3))
+    arguments = ((top,), (predicted,), (values, top), (values, top), (values, top))
+    for metric, given in zip(metrics, arguments, strict=True):
+        metric.update(*(part[rows] for part in given), sets[rows], unknown=unknown[rows])
+    return metrics
+
+
+def _check_metrics(rank):
+    """What the ranks have seen together is what one process sees of all rows."""
+    for rows in (slice(0, 5), slice(5, 12)), (slice(0, 12), slice(12, 12)):
+        mine = update(accumulators(), rows[rank])
+        if rank == 1:  # as a rank that computes in float64 has them
+            mine[2]._pairs = [(labels, scores.double(), hits) for labels, scores, hits in mine[2]._pairs]
+        before = [metric._sums["rows"].item() for metric in mine]
+        for metric, whole in zip(mine, update(accumulators(), slice(0, 12)), strict=True):
+            synced = metric.sync()
+            assert synced.compute() == pytest.approx(whole.compute(), rel=1e-12)
+            assert synced.sync().merge(synced)._sums["rows"] == 3 * synced._sums["rows"]  # 2 ranks and 1: a copy each
+        assert [metric._sums["rows"].item() for metric in mine] == before
+    with pytest.raises(ValueError, match="different kinds or settings: rank 0"):
+        sk.metrics.MeanAveragePrecision(N, bins=2 + rank).sync()
+    propensity = torch.full((N,), 0.5 + rank / 4)
+    with pytest.raises(ValueError, match="different kinds or settings: rank 0"):
+        sk.metrics.RankingMetrics(N, propensity=propensity).sync()
+    alone = torch.distributed.new_group([0])
+    if rank == 0:
+        assert sk.metrics.F1Metrics(N).sync(alone).num_labels == N
+    else:
+        with pytest.raises(ValueError, match="not a member"):
+            sk.metrics.F1Metrics(N).sync(alone)
+
+
 def _worker(rank: int, folder) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         join(folder, rank)
@@ -152,6 +200,7 @@ def _worker(rank: int, folder) -> None:
         _check_batches(head, h, sets, monkeypatch)
         monkeypatch.undo()
         _check_distributed_tensors(h.float(), sets)
+        _check_metrics(rank)
         torch.save((own, grad, out), folder / f"{rank}.pt")
         leave(folder, rank)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..labels import LabelSets
+from ..partial_labels import listed_in, split_nan, without
 from ..validation import check_int
+from . import synchronise
 
 A = TypeVar("A", bound="Accumulator")
 
@@ -39,6 +42,31 @@ class Accumulator:
             self._add(name, value)
         return self
 
+    def sync(self: A, group: Any = None) -> A:
+        """An accumulator of what all ranks of a process group have seen together; this one stays as it is.
+
+        Every rank has to call it, and gets the same: ``metric.sync().compute()``. Without torch.distributed there is one
+        process, which has seen everything. A row that several ranks were given (``DistributedSampler`` fills up the last
+        batch) counts as often.
+
+        Args:
+            group: default: all ranks.
+        """
+        whole = copy.copy(self)
+        if synchronise.is_alone(group):
+            whole._sums = {name: value.clone() for name, value in self._sums.items()}
+            return whole
+        every = synchronise.gather_objects((type(self).__name__, *self._settings(), *self._fingerprint()), group)
+        if len(set(every)) > 1:
+            listed = "; ".join(f"rank {rank}: {settings}" for rank, settings in enumerate(every))
+            raise ValueError(f"the ranks have accumulators of different kinds or settings: {listed}")
+        whole._sums = {name: synchronise.add_up(value, group) for name, value in self._sums.items()}
+        return whole
+
+    def _fingerprint(self) -> tuple[Any, ...]:
+        """What else has to be equal on all ranks."""
+        return ()
+
     def _settings(self) -> tuple[Any, ...]:
         return (self.num_labels,)
 
@@ -52,10 +80,24 @@ class Accumulator:
         return rows
 
     def _sets(self, targets: Any, batch: int, device: torch.device) -> LabelSets:
-        sets = LabelSets.of(targets, self.num_labels, name="targets")
+        return self._rows_of_sets("targets", targets, batch, device)
+
+    def _rows_of_sets(self, name: str, given: Any, batch: int, device: torch.device) -> LabelSets:
+        sets = LabelSets.of(given, self.num_labels, name=name)
         if len(sets) != batch:
-            raise ValueError(f"targets hold {len(sets)} label sets for {batch} rows; give one per row")
+            raise ValueError(f"{name} hold {len(sets)} label sets for {batch} rows; give one per row")
         return sets.to(device)
+
+    def _known(
+        self, targets: Any, unknown: Any, batch: int, device: torch.device
+    ) -> tuple[LabelSets, LabelSets | None]:
+        """(true sets of labels that are known, unknown labels or None)."""
+        targets, unknown = split_nan(targets, unknown, self.num_labels)
+        sets = self._sets(targets, batch, device)
+        if unknown is None:
+            return sets, None
+        missing = self._rows_of_sets("unknown", unknown, batch, device)
+        return without(sets, missing), missing
 
     def _top(self, top: Tensor, least: int, name: str) -> Tensor:
         if not isinstance(top, Tensor) or top.ndim != 2 or top.is_floating_point() or top.dtype == torch.bool:
@@ -81,11 +123,16 @@ class Accumulator:
 
 def hits_of(top: Tensor, sets: LabelSets) -> Tensor:
     """Which of ``top [B, m]`` are in the row's set, bool ``[B, m]``."""
-    keys = sets.keys()
-    if keys.numel() == 0:
-        return torch.zeros_like(top, dtype=torch.bool)
-    wanted = torch.arange(top.shape[0], device=top.device)[:, None] * sets.num_labels + top
-    return keys[torch.searchsorted(keys, wanted).clamp_(max=keys.numel() - 1)] == wanted
+    return listed_in(torch.arange(top.shape[0], device=top.device)[:, None] * sets.num_labels + top, sets)
+
+
+def known_first(top: Tensor, unknown: LabelSets | None, *others: Tensor) -> tuple[Tensor, ...]:
+    """(how many labels of each row are known ``[B, 1]``, ``top`` and others ``[B, m]`` with those first, in order)."""
+    if unknown is None:
+        return torch.full_like(top[:, :1], top.shape[1]), top, *others
+    missing = hits_of(top, unknown)
+    order = missing.to(torch.uint8).argsort(dim=1, stable=True)
+    return (~missing).sum(1, keepdim=True), *(array.gather(1, order) for array in (top, *others))
 
 
 def check_values(values: Any, top: Tensor) -> None:

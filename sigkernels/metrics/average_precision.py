@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..validation import check_int, check_number
+from . import synchronise
 from .accumulator import Accumulator, check_values, hits_of, ratio
 
 
@@ -44,7 +45,8 @@ class MeanAveragePrecision(Accumulator):
             raise ValueError(f"bound must be positive, got {bound}")
         zero = torch.zeros((), dtype=torch.float64)
         super().__init__(num_labels, rows=zero, samples=zero.clone())
-        self._sums["true"] = torch.zeros(self.num_labels, dtype=torch.int64)
+        for name in ("true", "unknown"):
+            self._sums[name] = torch.zeros(self.num_labels, dtype=torch.int64)
         if bins is not None:
             for name in ("seen", "hits"):
                 self._sums[name] = torch.zeros(self.num_labels, bins, dtype=torch.int64)
@@ -62,28 +64,51 @@ class MeanAveragePrecision(Accumulator):
         self._pairs = self._pairs + other._pairs
         return self
 
+    def sync(self, group: Any = None) -> MeanAveragePrecision:
+        whole = super().sync(group)
+        whole._pairs = [self._scores()]
+        if not synchronise.is_alone(group):
+            labels, scores, hits = self._scores()
+            every = synchronise.gather_objects((len(scores), scores.dtype == torch.float64), group)
+            sizes = [size for size, _ in every]
+            if any(wide for _, wide in every):
+                scores = scores.to(torch.float64)
+            kind = torch.int32 if self.num_labels < 2**31 else torch.int64
+            parts = (labels.to(kind), scores, hits)
+            whole._pairs = [tuple(synchronise.join(part, sizes, group) for part in parts)]  # type: ignore[list-item]
+        return whole
+
     @property
     def nbytes(self) -> int:
         """What the state takes now."""
         return sum(t.nbytes for pair in self._pairs for t in pair) + sum(t.nbytes for t in self._sums.values())
 
-    def update(self, values: Tensor, top: Tensor, targets: Any) -> None:
-        """Adds a batch: logits ``values [B, m]``, their labels ``top [B, m]``, highest first, and true sets."""
+    def update(self, values: Tensor, top: Tensor, targets: Any, unknown: Any = None) -> None:
+        """Adds a batch: logits ``values [B, m]``, their labels ``top [B, m]``, highest first, and true sets.
+
+        ``unknown``: labels of each row that are not annotated; they take part in no ranking.
+        """
         top = self._top(top, 1, "top")
         check_values(values, top)
-        sets = self._sets(targets, top.shape[0], top.device)
+        sets, missing = self._known(targets, unknown, top.shape[0], top.device)
         hits = hits_of(top, sets)
+        known = torch.ones_like(hits) if missing is None else ~hits_of(top, missing)
         if self.bins is None:
             exact = values.detach().to("cpu", torch.promote_types(values.dtype, torch.float32), copy=True)
             kind = torch.int32 if self.num_labels < 2**31 else torch.int64
-            self._pairs.append((top.to("cpu", kind).flatten(), exact.flatten(), hits.cpu().flatten()))
+            keep = known.cpu()
+            self._pairs.append((top.to("cpu", kind)[keep], exact[keep], hits.cpu()[keep]))
         else:
             at = top * self.bins + self.bin(values)
             shape = (self.num_labels, self.bins)
-            for name, where in (("seen", at.flatten()), ("hits", at[hits])):
+            for name, where in (("seen", at[known]), ("hits", at[hits])):
                 self._add(name, torch.bincount(where, minlength=math.prod(shape)).view(shape))
         self._add("true", torch.bincount(sets.indices, minlength=self.num_labels))
-        self._add("samples", _row_precision(values, hits, sets.sizes, self.num_labels).sum())
+        labels = torch.full_like(sets.sizes, self.num_labels)
+        if missing is not None:
+            self._add("unknown", torch.bincount(missing.indices, minlength=self.num_labels))
+            labels = labels - missing.sizes
+        self._add("samples", _row_precision(values, hits, known, sets.sizes, labels).sum())
         self._add("rows", torch.tensor(float(top.shape[0]), dtype=torch.float64))
 
     def bin(self, values: Tensor) -> Tensor:
@@ -95,7 +120,7 @@ class MeanAveragePrecision(Accumulator):
 
     def per_label(self) -> Tensor:
         """The average precision of each label, float64 ``[n]``; NaN for labels that never were true."""
-        true, rows = self._sums["true"].to(torch.float64), self._sums["rows"].expand(self.num_labels)
+        true, rows = self._sums["true"].to(torch.float64), self._known_rows()
         if self.bins is None:
             return _exact(*self._scores(), true, rows)
         return _binned(self._sums["seen"], self._sums["hits"], true, rows)
@@ -110,7 +135,7 @@ class MeanAveragePrecision(Accumulator):
             value = self.per_label()
             return value, value
         seen, hits = (self._sums[name].flip(1).to(torch.float64) for name in ("seen", "hits"))
-        true, rows = self._sums["true"].to(torch.float64), self._sums["rows"]
+        true, rows = self._sums["true"].to(torch.float64), self._known_rows()
         before, above = seen.cumsum(1) - seen, hits.cumsum(1) - hits  # what lies in higher bins: all, hits
         highest = hits * ratio(above + hits, before + hits)
         # Σ_i (above + i)/(misses + above + i), i = 1 … hits, where all misses of the bin come before its hits
@@ -129,7 +154,7 @@ class MeanAveragePrecision(Accumulator):
         """
         rows = self._rows()
         labels, true = self.per_label(), self._sums["true"].to(torch.float64)
-        known, pairs = true > 0, torch.tensor([rows * self.num_labels], dtype=torch.float64)
+        known, pairs = true > 0, self._known_rows().sum()[None]
         if self.bins is None:
             everything, scores, hits = self._scores()
             micro = _exact(torch.zeros_like(everything), scores, hits, true.sum()[None], pairs)
@@ -142,6 +167,10 @@ class MeanAveragePrecision(Accumulator):
             "micro_ap": float(micro) if known.any() else 0.0,
             "samples_ap": float(self._sums["samples"]) / rows,
         }
+
+    def _known_rows(self) -> Tensor:
+        """In how many rows each label was known, float64 ``[n]``."""
+        return self._sums["rows"] - self._sums["unknown"].to(torch.float64)
 
     def _scores(self) -> tuple[Tensor, Tensor, Tensor]:
         """All labels, scores and hits that were given; joined once and kept so."""
@@ -185,17 +214,21 @@ def _binned(seen: Tensor, hits: Tensor, true: Tensor, rows: Tensor) -> Tensor:
     return (gained * ratio(hits, seen)).sum(1) / true
 
 
-def _row_precision(values: Tensor, hits: Tensor, sizes: Tensor, num_labels: int) -> Tensor:
-    """Average precision of each row's ranking, float64 ``[B]``; 0 for rows without labels."""
+def _row_precision(values: Tensor, hits: Tensor, known: Tensor, sizes: Tensor, labels: Tensor) -> Tensor:
+    """Average precision of each row's ranking, float64 ``[B]``; 0 for rows without labels.
+
+    ``known [B, m]``: what takes part; ``labels [B]``: how many labels of the row are known.
+    """
+    values = values.masked_fill(~known, -math.inf)
     order = torch.argsort(values, dim=1, descending=True, stable=True)
-    values, hits = values.gather(1, order), hits.gather(1, order)
+    values, hits, known = (array.gather(1, order) for array in (values, hits, known))
     last = torch.ones_like(hits)
     last[:, :-1] = values[:, 1:] != values[:, :-1]
     # the place of the end of each run of equal scores: the next one to the right, seen from the right
     place = torch.arange(hits.shape[1], device=hits.device).expand_as(hits)
     ends = torch.where(last, place, hits.shape[1]).flip(1).cummin(1).values.flip(1)
     found = hits.cumsum(1)
-    precision = found.gather(1, ends).to(torch.float64) / (ends + 1)
+    precision = ratio(found.gather(1, ends).to(torch.float64), known.cumsum(1).gather(1, ends))
     size = sizes.to(torch.float64)
     missing = size - found[:, -1]
-    return ratio((hits * precision).sum(1) + missing * size / num_labels, size)
+    return ratio((hits * precision).sum(1) + missing * ratio(size, labels), size)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..labels import LabelSets
+from ..partial_labels import without
 from ..validation import check_int
 from .accumulator import Accumulator, ratio
 
@@ -27,10 +28,15 @@ class F1Metrics(Accumulator):
             **{name: torch.zeros(num_labels, dtype=torch.int64) for name in names},
         )
 
-    def update(self, predicted: Any, targets: Any) -> None:
-        """Adds a batch of predicted sets (``head.predict``) and true sets, each in any form that a loss takes."""
+    def update(self, predicted: Any, targets: Any, unknown: Any = None) -> None:
+        """Adds a batch of predicted sets (``head.predict``) and true sets, each in any form that a loss takes.
+
+        ``unknown``: labels of each row that are not annotated; what was predicted of them counts nowhere.
+        """
         predicted = LabelSets.of(predicted, self.num_labels, name="predicted")
-        sets = self._sets(targets, len(predicted), predicted.device)
+        sets, missing = self._known(targets, unknown, len(predicted), predicted.device)
+        if missing is not None:
+            predicted = without(predicted, missing)
         both = [predicted.keys(), sets.keys()]
         common = both[0][torch.isin(both[0], both[1], assume_unique=True)] % self.num_labels
         for name, labels in (("hits", common), ("predicted", predicted.indices), ("true", sets.indices)):

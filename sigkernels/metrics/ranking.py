@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..validation import check_int, check_number
-from .accumulator import Accumulator, hits_of
+from .accumulator import Accumulator, hits_of, known_first
 
 
 def propensities(counts: Tensor, num_points: int, a: float = 0.55, b: float = 1.5) -> Tensor:
@@ -85,11 +86,25 @@ class RankingMetrics(Accumulator):
             raise ValueError("the two accumulators have different propensities; merge those made with the same ones")
         return super().merge(other)
 
-    def update(self, top: Tensor, targets: Any) -> None:
-        """Adds a batch: ``top [B, ≥ max(m)]`` labels, highest first, and its true sets."""
+    def _fingerprint(self) -> tuple[Any, ...]:
+        return () if self.propensity is None else (zlib.crc32(self.propensity.detach().cpu().numpy().tobytes()),)
+
+    def update(self, top: Tensor, targets: Any, unknown: Any = None) -> None:
+        """Adds a batch: ``top [B, ≥ max(m)]`` labels, highest first, and its true sets.
+
+        ``unknown``: labels of each row that are not annotated; the ranking is that of the others. Ask ``topk`` for so
+        many more labels, since ``max(m)`` of them have to be known.
+        """
         most = max(self.m)
-        top = self._top(top, most, "top")[:, :most]
-        sets = self._sets(targets, top.shape[0], top.device)
+        top = self._top(top, most, "top")
+        sets, missing = self._known(targets, unknown, top.shape[0], top.device)
+        known, top = known_first(top, missing)
+        if bool((known < most).any()) and top.shape[1] < self.num_labels:
+            row = int((known < most).nonzero()[0, 0])
+            raise ValueError(
+                f"top holds {int(known[row])} labels of row {row} that are known, but {most} are needed; ask topk for more"
+            )
+        top = top[:, :most]
         hits = hits_of(top, sets).to(torch.float64)
         sizes = sets.sizes
         discount = 1 / torch.arange(2, most + 2, device=top.device, dtype=torch.float64).log2()
