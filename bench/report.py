@@ -195,38 +195,44 @@ def _line(record: Record, group: list[Record]) -> tuple[str, ...]:
     )
 
 
-def text(records: list[Record], changes: list[Change], load: dict[str, Any] | None = None) -> str:
+@dataclass(frozen=True)
+class Run:
+    """What a report is made of."""
+
+    records: list[Record]
+    changes: list[Change]
+    environment: dict[str, Any] = field(default_factory=dict)  # as ``sigkernels.env.collect`` has it
+    command: str = ""
+    load: dict[str, Any] | None = None  # of the machine while it ran
+
+
+def text(run: Run) -> str:
     """The report for a terminal."""
-    out = [score(records), *(f"WARNING: {warning}" for warning in warnings(records, load))]
-    for name, members in by_group(records).items():
+    out = [score(run.records), *(f"WARNING: {warning}" for warning in warnings(run.records, run.load))]
+    for name, members in by_group(run.records).items():
         out.append(f"\n{name}")
         lines = [_line(record, members) for record in members]
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         for line in lines:
             out.append("  " + "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
-    if changes:
+    if run.changes:
         out.append("\nagainst the earlier run (above 1 is slower)")
-        for change in sorted(changes, key=lambda c: -c.factor):
+        for change in sorted(run.changes, key=lambda c: -c.factor):
             out.append(f"  {change.verdict:<7} ×{change.factor:.2f}  {change.group}: {change.who}, by {change.against}")
     return "\n".join(out)
 
 
-def page(
-    records: list[Record],
-    changes: list[Change],
-    environment: dict[str, Any],
-    command: str,
-    load: dict[str, Any] | None = None,
-) -> str:
+def page(run: Run) -> str:
     """The report as one self-contained HTML page."""
-    items = "".join(f"<li>{html.escape(warning)}</li>" for warning in warnings(records, load))
+    records, changes = run.records, run.changes
+    items = "".join(f"<li>{html.escape(warning)}</li>" for warning in warnings(records, run.load))
     parts = [
         "<h1>sigkernels benchmarks</h1>",
         "<p class='lead'>Every case beside what people would use instead, on the same data in the same run. The "
         "factor is the time over that of sigkernels: above 1 sigkernels is faster, below 1 (red) it is slower. In "
         f"brackets its 95 % interval.</p><p class='lead'>{score(records)}</p>",
         f"<section class='warning'><h2>The machine was busy</h2><ul>{items}</ul></section>" if items else "",
-        f"<section>{_about(environment, command)}</section>",
+        f"<section>{_about(run.environment, run.command)}</section>",
     ]
     if changes:
         lines = [(c.verdict, f"×{c.factor:.2f}", c.group, c.who, c.against) for c in changes]
@@ -293,23 +299,17 @@ def _pictures(records: list[Record]) -> str:
     return f"<div class='plots wide'>{''.join(shown)}</div>"
 
 
-def as_json(
-    records: list[Record],
-    changes: list[Change],
-    environment: dict[str, Any],
-    command: str,
-    load: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+def as_json(run: Run) -> dict[str, Any]:
     """Everything, in a form that ``read`` takes back as an earlier run."""
-    groups = by_group(records)
+    groups = by_group(run.records)
     return {
-        "command": command,
-        "environment": environment,
-        "load": load,
-        "warnings": warnings(records, load),
-        "records": [asdict(record) for record in records],
+        "command": run.command,
+        "environment": run.environment,
+        "load": run.load,
+        "warnings": warnings(run.records, run.load),
+        "records": [asdict(record) for record in run.records],
         "factors": {g: {m.who: ratio(m, members) for m in members} for g, members in groups.items()},
-        "changes": [asdict(change) for change in changes],
+        "changes": [asdict(change) for change in run.changes],
     }
 
 
@@ -321,17 +321,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compare", type=Path, help="an earlier run")
     parser.add_argument("--tolerance", type=float, default=DEFAULT_TOLERANCE, help="default %(default)s")
     args = parser.parse_args(argv)
-    runs = [read(path) for path in args.runs]
-    records, environment = [record for run, _ in runs for record in run], runs[0][1]
+    files = [read(path) for path in args.runs]
+    records, environment = [record for found, _ in files for record in found], files[0][1]
     changes = compare(records, read(args.compare)[0], args.tolerance) if args.compare else []
     command = "sigkernels bench" if "cpu" in environment else "pytest bench"
-    command += " --only SUITE, one after the other" if len(runs) > 1 and "cpu" in environment else ""
+    command += " --only SUITE, one after the other" if len(files) > 1 and "cpu" in environment else ""
+    run = Run(records, changes, environment, command)
     if args.html:
-        args.html.write_text(page(records, changes, environment, command), encoding="utf-8")
+        args.html.write_text(page(run), encoding="utf-8")
     if args.json:
-        joined = as_json(records, changes, environment, command)
-        args.json.write_text(json.dumps(joined, indent=1), encoding="utf-8")
-    print(text(records, changes))
+        args.json.write_text(json.dumps(as_json(run), indent=1), encoding="utf-8")
+    print(text(run))
     return 1 if any(change.verdict == "slower" for change in changes) else 0
 
 

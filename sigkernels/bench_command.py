@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
     changes = report.compare(records, before, args.tolerance)
     command = " ".join(["sigkernels", *sys.argv[1:]])
     observed = load.as_dict() | {"warnings": load.warnings}
-    result = report.as_json(records, changes, env.collect(), command, observed)
+    measured = report.Run(records, changes, env.collect(), command, observed)
+    result = report.as_json(measured)
     (args.output / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     if args.html:
-        page = report.page(records, changes, result["environment"], command, observed)
-        (args.output / "report.html").write_text(page, encoding="utf-8")
-    print(json.dumps(result, indent=1) if args.json else report.text(records, changes, observed))
+        (args.output / "report.html").write_text(report.page(measured), encoding="utf-8")
+    print(json.dumps(result, indent=1) if args.json else report.text(measured))
     written = "report.json and report.html" if args.html else "report.json"
     print(f"\nWrote {written} to {args.output}", file=sys.stderr)
     if failed:

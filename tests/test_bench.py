@@ -99,7 +99,7 @@ def canned(report):
 
 def test_the_report_of_a_canned_run(report, canned):
     environment = env.collect()
-    page = report.page(canned, report.compare(canned, canned), environment, "sigkernels bench --html")
+    page = report.page(report.Run(canned, report.compare(canned, canned), environment, "sigkernels bench --html"))
     for caption in ("Every case and peer", "measured rates of torch", "at its peak", "as the number of labels grows"):
         assert caption in page
     assert page.count("<svg") == 4
@@ -108,7 +108,7 @@ def test_the_report_of_a_canned_run(report, canned):
     assert "×60.00" in page and "×90.00" in page and "300 MiB" not in page
     assert 'class="bad"' in page  # the peer that is faster than we are
     assert environment["cpu"]["model"] in page and "sigkernels bench --html" in page
-    again = report.as_json(canned, [], environment, "c")
+    again = report.as_json(report.Run(canned, [], environment))
     assert again["factors"]["fused loss, n=8921"]["compiled, no DFT"] == 0.8
     assert [report.Record(**r) for r in json.loads(json.dumps(again))["records"]] == canned
 
@@ -117,7 +117,7 @@ def test_runs_can_be_joined(report, canned, tmp_path, capsys):
     files = []
     for name, part in (("a", canned[:3]), ("b", canned[3:])):
         files.append(tmp_path / f"{name}.json")
-        files[-1].write_text(json.dumps(report.as_json(part, [], env.collect(), "c")))
+        files[-1].write_text(json.dumps(report.as_json(report.Run(part, [], env.collect()))))
     both = tmp_path / "both.json"
     assert report.main([*map(str, files), "--json", str(both), "--html", str(tmp_path / "both.html")]) == 0
     assert report.read(both)[0] == canned and "<svg" in (tmp_path / "both.html").read_text()
@@ -125,7 +125,7 @@ def test_runs_can_be_joined(report, canned, tmp_path, capsys):
 
 
 def test_a_run_without_a_suite_has_no_picture_of_it(report, canned):
-    page = report.page([r for r in canned if r.suite == "lml"], [], {}, "c")
+    page = report.page(report.Run([r for r in canned if r.suite == "lml"], []))
     assert page.count("<svg") == 1 and "measured rates of torch" not in page
 
 
@@ -183,14 +183,14 @@ def test_preemptions_of_sleeping_work():
 
 
 def test_the_page_names_the_range_it_measured(report, canned):
-    assert "<h2>Throughput at 1,000 to 1,000,000 labels</h2>" in report.page(canned, [], {}, "c")
+    assert "<h2>Throughput at 1,000 to 1,000,000 labels</h2>" in report.page(report.Run(canned, []))
     small = [record for record in canned if record.suite != "scaling" or record.n == 1000]
-    assert "<h2>Throughput at 1,000 labels</h2>" in report.page(small, [], {}, "c")
+    assert "<h2>Throughput at 1,000 labels</h2>" in report.page(report.Run(small, []))
 
 
 def test_how_often_sigkernels_is_slower_stands_on_top(report, canned):
     assert report.score(canned) == "sigkernels is at least as fast in 6 of 7 comparisons and slower in 1."
-    assert report.text(canned, []).startswith("sigkernels is at least as fast in 6 of 7")
+    assert report.text(report.Run(canned, [])).startswith("sigkernels is at least as fast in 6 of 7")
     assert report.score([]) == "Nothing is compared in this run."
 
 

@@ -51,15 +51,7 @@ def _sweep(
         rows = torch.empty(batch, dtype=torch.float64)
         _C.confusion_loss(
             loop.c,
-            form=params.form,
-            mirrored=params.mirrored,
-            n_tp=params.n_tp,
-            n_s=params.n_s,
-            n_p=params.n_p,
-            n_rows=params.n_rows,
-            d_s=params.d_s,
-            d_p=params.d_p,
-            d_rows=params.d_rows,
+            **params.numbers(),
             tiny=torch.finfo(real).tiny,
             scale=float(call.scale),
             **_setting(loop, "beta", params.beta, layer, real),

@@ -60,6 +60,10 @@ class ConfusionParams(NamedTuple):
         """The coefficients of the numerator and of the denominator."""
         return tuple(float(c) for c in self[3:10])
 
+    def numbers(self) -> dict[str, float]:
+        """Everything but β, η and how labels are averaged, by the names of ``ConfusionParams`` in ``csrc/core/confusion.h``."""
+        return {"form": self.form, "mirrored": self.mirrored} | dict(zip(self._fields[3:10], self[3:10], strict=True))
+
     def number(self, name: Literal["beta", "eta"]) -> float:
         """β or η where it is a number; its neutral value where it is a tensor."""
         value = getattr(self, name)

@@ -35,11 +35,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..backends import select
-from ..backends.interface import LMLSteps, Root, accumulate_dtype, sum_dtype
+from ..backends.interface import LMLSteps, Root, sum_dtype
 from ..backends.torch_lml import spread_at
 from ..losses import Reduction
 from ..validation import check_reduction
-from .row_loss import Entries, check_k, check_logits, entries, reduce_rows, split_targets
+from .row_loss import Entries, check_k, check_logits, entries, finish_rows, split_targets
 
 _EDGE = 1e-5  # n == k: every label is chosen; the published layer answers 1 - 1e-5
 
@@ -83,9 +83,7 @@ def _lml_nll(
 
 
 @_lml_nll.register_fake
-def _(
-    z: Tensor, indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None, k: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(z: Tensor, indices: Any, offsets: Any, dense: Any, k: int) -> tuple[Tensor, Tensor, Tensor]:
     nu, slope = _fake_root(z)
     return torch.empty_like(nu), nu, slope
 
@@ -104,15 +102,7 @@ def _lml_nll_backward(
 
 
 @_lml_nll_backward.register_fake
-def _(
-    grad: Tensor,
-    z: Tensor,
-    indices: Tensor | None,
-    offsets: Tensor | None,
-    dense: Tensor | None,
-    nu: Tensor,
-    slope: Tensor,
-) -> Tensor:
+def _(grad: Tensor, z: Tensor, indices: Any, offsets: Any, dense: Any, nu: Tensor, slope: Tensor) -> Tensor:
     return z.new_empty(z.shape)
 
 
@@ -239,14 +229,13 @@ def lml_nll(z: Tensor, targets: Any, k: int, reduction: Reduction = "mean") -> T
     """
     n, k = check_logits(z, k)
     check_reduction(reduction)
-    sparse, dense = split_targets(targets, z)
-    flat = z.reshape(-1, n)
+    active, flat = split_targets(targets, z), z.reshape(-1, n)
     if k < n:
-        rows = _lml_nll(flat, *sparse, dense, k)[0]
+        rows = _lml_nll(flat, *active, k)[0]
     else:
-        rows = nll_rows_and_grad_(flat.detach(), entries(*sparse, dense), k, None)
+        rows = nll_rows_and_grad_(flat.detach(), entries(*active), k, None)
         rows = _everything(flat.to(rows.dtype).sum(1), rows)
-    return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))
+    return finish_rows(rows, reduction, z)
 
 
 class LML(nn.Module):

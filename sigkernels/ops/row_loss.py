@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..backends.interface import accumulate_dtype
 from ..labels import LabelSets
 from ..validation import DTYPES, check_int, check_memory, check_targets
 
@@ -33,10 +34,10 @@ def entries(indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None
     return Entries(torch.repeat_interleave(batch, offsets.diff(), output_size=indices.numel()), indices, None)
 
 
-def split_targets(targets: Any, z: Tensor) -> tuple[tuple[Tensor | None, Tensor | None], Tensor | None]:
-    """Targets in any accepted form → ``(indices, offsets), dense``: one of the two is None, as an operator takes it."""
-    made = check_targets(targets, z.shape[:-1], z.shape[-1], z.device)
-    return (made.unchecked(), None) if isinstance(made, LabelSets) else ((None, None), made)
+def split_targets(targets: Any, z: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Targets in any accepted form → (indices, offsets, dense) as an operator takes them: the sets or dense are None."""
+    checked = check_targets(targets, z.shape[:-1], z.shape[-1], z.device)
+    return (*checked.unchecked(), None) if isinstance(checked, LabelSets) else (None, None, checked)
 
 
 def reduce_rows(rows: Tensor, reduction: str, leading: torch.Size) -> Tensor:
@@ -44,6 +45,11 @@ def reduce_rows(rows: Tensor, reduction: str, leading: torch.Size) -> Tensor:
     if reduction == "none":
         return rows.reshape(leading)
     return rows.mean() if reduction == "mean" else rows.sum()
+
+
+def finish_rows(rows: Tensor, reduction: str, z: Tensor) -> Tensor:
+    """``[B]`` → the loss of logits ``z [..., n]``, float32 (float64 for float64 logits)."""
+    return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))
 
 
 def check_logits(z: Tensor, k: int) -> tuple[int, int]:

@@ -31,10 +31,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backends.interface import accumulate_dtype, sum_dtype
+from ..backends.interface import sum_dtype
 from ..losses import Reduction
 from ..validation import check_reduction, check_tau
-from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
+from .row_loss import Entries, check_logits
+from .row_operator import RowLossOperator
 
 BISECTIONS = 10  # of ν: far better than the mean of N needs
 CHUNK = 1 << 19  # logits that are worked on at a time: their tree stays in the cache
@@ -136,54 +137,15 @@ def svm_rows_and_grad_(z: Tensor, at: Entries, k: int, tau: float, row_scale: Te
     return rows
 
 
-@torch.library.custom_op("sigkernels::smooth_topk_svm", mutates_args=())
-def _svm(
-    z: Tensor,  # [B, n]
-    indices: Tensor | None,
-    offsets: Tensor | None,
-    dense: Tensor | None,
-    k: int,
-    tau: float,
-    row_scale: Tensor | None,  # [B]: make the gradient, times this
-) -> tuple[Tensor, Tensor]:  # the loss of each row [B], the gradient [B, n] (empty without row_scale)
-    work = z.to(accumulate_dtype(z.dtype), copy=True)
-    rows = svm_rows_and_grad_(work, entries(indices, offsets, dense), k, tau, row_scale)
-    return rows, z.new_empty(0) if row_scale is None else work.to(z.dtype)
-
-
-@_svm.register_fake
-def _(
-    z: Tensor, indices: Any, offsets: Any, dense: Any, k: int, tau: float, row_scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    rows = z.new_empty(z.shape[0], dtype=sum_dtype(z.device))
-    return rows, z.new_empty(0) if row_scale is None else z.new_empty(z.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    z, indices, offsets, dense, ctx.k, ctx.tau, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(z, indices, offsets, dense)
-
-
-def _pull(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    z, indices, offsets, dense = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return _svm(z, indices, offsets, dense, ctx.k, ctx.tau, grad)[1], *[None] * 6
-    # Somebody will differentiate the gradient: take it from the loss in operations that autograd knows.
-    rows = smooth_topk_svm_reference(z, entries(indices, offsets, dense), ctx.k, ctx.tau)
-    (grad_z,) = torch.autograd.grad(rows, z, grad.to(rows.dtype), create_graph=True)
-    return grad_z, *[None] * 6
-
-
-_svm.register_autograd(_pull, setup_context=_save)
-
-
 def smooth_topk_svm_reference(z: Tensor, at: Entries, k: int, tau: float) -> Tensor:
     """The loss of each row, ``[B]``, in plain differentiable torch."""
     v = z.to(sum_dtype(z.device)) / (k * tau)
     ratio = _log_ratio(v.index_put((at.rows, at.labels), v.new_full((), -torch.inf)), k)[0]
     terms = at.weighted(tau * F.softplus(1 / tau + ratio[at.rows] - v[at.rows, at.labels]))
     return v.new_zeros(z.shape[0]).index_add(0, at.rows, terms)
+
+
+_svm = RowLossOperator("smooth_topk_svm", svm_rows_and_grad_, smooth_topk_svm_reference)
 
 
 def smooth_topk_svm(z: Tensor, targets: Any, k: int, tau: float = 1.0, reduction: Reduction = "mean") -> Tensor:
@@ -200,9 +162,7 @@ def smooth_topk_svm(z: Tensor, targets: Any, k: int, tau: float = 1.0, reduction
     Returns:
         The loss in float32 (float64 for float64 logits).
     """
-    n, k = check_logits(z, k)
+    _, k = check_logits(z, k)
     tau = check_tau(tau)
     check_reduction(reduction)
-    sparse, dense = split_targets(targets, z)
-    rows = _svm(z.reshape(-1, n), *sparse, dense, k, tau, None)[0]
-    return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))
+    return _svm(z, targets, k, [tau], reduction)

@@ -22,7 +22,8 @@ from torch import Tensor
 from ..backends.interface import accumulate_dtype, sum_dtype
 from ..losses import Reduction
 from ..validation import check_reduction
-from .row_loss import Entries, check_logits, entries, reduce_rows, split_targets
+from .row_loss import Entries, check_logits
+from .row_operator import RowLossOperator
 
 
 def entropy_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
@@ -59,45 +60,6 @@ def _dropped(z: Tensor, at: Entries, k: int) -> tuple[Tensor, Tensor] | None:
     return rows, largest[rows, ranks]
 
 
-@torch.library.custom_op("sigkernels::truncated_topk_entropy", mutates_args=())
-def _entropy(
-    z: Tensor,  # [B, n]
-    indices: Tensor | None,
-    offsets: Tensor | None,
-    dense: Tensor | None,
-    k: int,
-    row_scale: Tensor | None,  # [B]: make the gradient, times this
-) -> tuple[Tensor, Tensor]:  # the loss of each row [B], the gradient [B, n] (empty without row_scale)
-    work = z.to(accumulate_dtype(z.dtype), copy=True)
-    rows = entropy_rows_and_grad_(work, entries(indices, offsets, dense), k, row_scale)
-    return rows, z.new_empty(0) if row_scale is None else work.to(z.dtype)
-
-
-@_entropy.register_fake
-def _(z: Tensor, indices: Any, offsets: Any, dense: Any, k: int, row_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    rows = z.new_empty(z.shape[0], dtype=sum_dtype(z.device))
-    return rows, z.new_empty(0) if row_scale is None else z.new_empty(z.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    z, indices, offsets, dense, ctx.k, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(z, indices, offsets, dense)
-
-
-def _pull(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None, None, None]:
-    z, indices, offsets, dense = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return _entropy(z, indices, offsets, dense, ctx.k, grad)[1], None, None, None, None, None
-    # Somebody will differentiate the gradient: take it from the loss in operations that autograd knows.
-    rows = truncated_topk_entropy_reference(z, entries(indices, offsets, dense), ctx.k)
-    (grad_z,) = torch.autograd.grad(rows, z, grad.to(rows.dtype), create_graph=True)
-    return grad_z, None, None, None, None, None
-
-
-_entropy.register_autograd(_pull, setup_context=_save)
-
-
 def truncated_topk_entropy_reference(z: Tensor, at: Entries, k: int) -> Tensor:
     """The loss of each row, ``[B]``, in plain differentiable torch."""
     masked = z.index_put((at.rows, at.labels), z.new_full((), -torch.inf))
@@ -110,6 +72,9 @@ def truncated_topk_entropy_reference(z: Tensor, at: Entries, k: int) -> Tensor:
     bulk = torch.where(empty, -torch.finfo(z.dtype).max / 4, bulk)
     terms = at.weighted(F.softplus(bulk[at.rows] - z[at.rows, at.labels]))
     return z.new_zeros(z.shape[0]).index_add(0, at.rows, terms)
+
+
+_entropy = RowLossOperator("truncated_topk_entropy", entropy_rows_and_grad_, truncated_topk_entropy_reference)
 
 
 def truncated_topk_entropy(z: Tensor, targets: Any, k: int, reduction: Reduction = "mean") -> Tensor:
@@ -126,8 +91,6 @@ def truncated_topk_entropy(z: Tensor, targets: Any, k: int, reduction: Reduction
     Returns:
         The loss in float32 (float64 for float64 logits).
     """
-    n, k = check_logits(z, k)
+    _, k = check_logits(z, k)
     check_reduction(reduction)
-    sparse, dense = split_targets(targets, z)
-    rows = _entropy(z.reshape(-1, n), *sparse, dense, k, None)[0]
-    return reduce_rows(rows, reduction, z.shape[:-1]).to(accumulate_dtype(z.dtype))
+    return _entropy(z, targets, k, [], reduction)
