@@ -246,37 +246,31 @@ def test_equal_soft_targets_have_no_gradient(monkeypatch, backend, metric, batch
     assert p.x.grad.abs().max() == 0
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("on", ["logits", "probability"])
-def test_infinite_slopes_and_offsets(monkeypatch, backend, on):
+def test_infinite_slopes_and_offsets(device, on):
     """S is then a step, as torch's own sigmoid makes it; batches that do not fill a vector are no exception."""
-    if (reason := sk.backend_status()[backend]) is not None:
-        pytest.skip(reason)
-    p = problem(6, -1, 4, 5)
-    beta = torch.tensor([float("inf"), -float("inf"), 1.0, 1.0, float("inf"), 2.0])
-    eta = torch.tensor([0.0, -0.5, float("inf"), -float("inf"), -0.25, 0.0])
+    p = problem(6, -1, 4, 5, device=device)
+    beta = torch.tensor([float("inf"), -float("inf"), 1.0, 1.0, float("inf"), 2.0], device=device)
+    eta = torch.tensor([0.0, -0.5, float("inf"), -float("inf"), -0.25, 0.0], device=device)
     loss = sk.SigmoidF1(beta, eta, on=on)
-    monkeypatch.setenv("SIGKERNELS_BACKEND", backend)
     value = public_loss(p, p.sets, loss, "mean")
     assert value.isfinite()
     torch.testing.assert_close(value, dense(p, p.sets, loss), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("on", ["logits", "probability"])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_an_infinite_beta_is_a_step_without_gradients(backend, on, sign):
+def test_an_infinite_beta_is_a_step_without_gradients(device, on, sign):
     torch.manual_seed(0)
-    x, w = torch.randn(6, 5), torch.randn(9, 5)
-    y = (torch.rand(6, 9) < 0.3).float()
-    beta = torch.full((9,), 1.5)
+    x, w = torch.randn(6, 5, device=device), torch.randn(9, 5, device=device)
+    y = (torch.rand(6, 9, device=device) < 0.3).float()
+    beta, eta = torch.full((9,), 1.5, device=device), torch.full((9,), -0.4, device=device)
     beta[3] = sign * torch.inf
-    want = sk.SigmoidF1(beta=beta, eta=torch.full((9,), -0.4), on=on).value(x @ w.T, y)
-    leaves = [t.clone().requires_grad_() for t in (x, w, beta, torch.full((9,), -0.4))]
+    want = sk.SigmoidF1(beta=beta, eta=eta, on=on).value(x @ w.T, y)
+    leaves = [t.clone().requires_grad_() for t in (x, w, beta, eta)]
     loss = sk.SigmoidF1(beta=leaves[2], eta=leaves[3], on=on)
-    with sk.backend(backend):
-        value = sk.functional.linear_loss(leaves[0], leaves[1], y, loss=loss)
-        value.backward()
+    value = sk.functional.linear_loss(leaves[0], leaves[1], y, loss=loss)
+    value.backward()
     torch.testing.assert_close(value.detach(), want)
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
     for leaf in leaves[1:]:

@@ -75,9 +75,9 @@ sk::Targets targets_of(bool sparse, Address indices, Address positions, int64_t 
 }
 
 sk::Gradients gradients_of(Address out_scale, bool need_x, Address slabs, Address grad_weight, bool grad_weight_narrow,
-                           bool accumulate_weight, Address grad_bias, bool accumulate_bias, Address scratch) {
-    return {at<void>(out_scale), need_x,           at<void>(slabs), at<void>(grad_weight), grad_weight_narrow,
-            accumulate_weight,   at<void>(grad_bias), accumulate_bias, at<void>(scratch)};
+                           Address grad_bias, bool accumulate, Address scratch) {
+    return {at<void>(out_scale), need_x,     at<void>(slabs),  at<void>(grad_weight), grad_weight_narrow,
+            at<void>(grad_bias), accumulate, at<void>(scratch)};
 }
 
 }  // namespace
@@ -103,8 +103,8 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
              py::arg("label_start"), py::arg("dense"), py::arg("dense_stride"));
     py::class_<sk::Gradients>(m, "Gradients")
         .def(py::init(&gradients_of), py::kw_only(), py::arg("out_scale"), py::arg("need_x"), py::arg("slabs"),
-             py::arg("grad_weight"), py::arg("grad_weight_narrow"), py::arg("accumulate_weight"),
-             py::arg("grad_bias"), py::arg("accumulate_bias"), py::arg("scratch"));
+             py::arg("grad_weight"), py::arg("grad_weight_narrow"), py::arg("grad_bias"), py::arg("accumulate"),
+             py::arg("scratch"));
 
     m.def(
         "logits",

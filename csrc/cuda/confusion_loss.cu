@@ -6,8 +6,7 @@ namespace sk {
 
 void confusion_loss(const LaunchOn& on, const Problem& p, const Targets& targets, const Gradients& gradients,
                     const ConfusionLoss& f, int64_t blocks) {
-    if (p.batch == 0 || p.labels == 0) return;
-    with_kind(p.dtype, [&](auto kind) {
+    with_work(p, [&](auto kind) {
         using K = decltype(kind);
         using Acc = typename K::Acc;
         launch_loss(on, "confusion_loss", confusion_loss_kernel<K>, p, targets, gradients, blocks,

@@ -6,8 +6,7 @@ namespace sk {
 
 void fused_loss(const LaunchOn& on, const Problem& p, const Targets& targets, const Gradients& gradients,
                 const FusedLoss& f, int64_t blocks) {
-    if (p.batch == 0 || p.labels == 0) return;
-    with_kind(p.dtype, [&](auto kind) {
+    with_work(p, [&](auto kind) {
         using K = decltype(kind);
         using Acc = typename K::Acc;
         const auto own = [&](FusedLossArgs<K>& args) {

@@ -28,9 +28,8 @@ struct GradientArgs {
     typename K::Acc* slabs;            // [blocks, batch, columns + slack]: a private grad_x per block
     void* grad_weight;                 // [labels, slack] or null
     int grad_weight_narrow;            // grad_weight has the type Scalar; Acc otherwise
-    int accumulate_weight;             // add to what grad_weight holds
     typename K::Acc* grad_bias;        // [labels] or null
-    int accumulate_bias;
+    int accumulate;                    // add to what grad_weight and grad_bias hold of the rows of earlier launches
     typename K::Operand* scratch;      // [blocks, groups of rows, ROWS, TILE]; unused for one group
 
     __device__ __forceinline__ bool wanted() const { return need_x || grad_weight; }
@@ -70,7 +69,7 @@ __device__ __forceinline__ void add_grad_bias(const GradientArgs<K>& p, const Ti
     if (part == 0 && label < t.labels) {
         Acc total = (parts[column] + parts[TILE + column]) + (parts[2 * TILE + column] + parts[3 * TILE + column]);
         if (p.out_scale) total *= *p.out_scale;
-        p.grad_bias[label] = p.accumulate_bias ? p.grad_bias[label] + total : total;
+        p.grad_bias[label] = p.accumulate ? p.grad_bias[label] + total : total;
     }
 }
 
@@ -100,10 +99,10 @@ __device__ __forceinline__ void add_slack_gradients(const GradientArgs<K>& p, co
                 if (p.out_scale) value *= *p.out_scale;
                 if (p.grad_weight_narrow) {
                     Scalar* to = static_cast<Scalar*>(p.grad_weight) + place;
-                    *to = Narrow<Scalar>::from(p.accumulate_weight ? widen(*to) + value : value);
+                    *to = Narrow<Scalar>::from(p.accumulate ? widen(*to) + value : value);
                 } else {
                     Acc* to = static_cast<Acc*>(p.grad_weight) + place;
-                    *to = p.accumulate_weight ? *to + value : value;
+                    *to = p.accumulate ? *to + value : value;
                 }
             });
         }

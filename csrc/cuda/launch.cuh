@@ -56,6 +56,12 @@ void with_kind(DType dtype, F f) {
     }
 }
 
+// Calls f where there is anything to do.
+template <class F>
+void with_work(const Problem& p, F f) {
+    if (p.batch > 0 && p.labels > 0) with_kind(p.dtype, f);
+}
+
 // Bytes of shared memory that a block may take with U and V: two blocks share the 164 KB of an sm_80 multiprocessor
 // (each costs 1 KB beside).  One that has it to itself (float64, and lists that take more) may have the 99 KB that
 // sm_120 gives.
@@ -98,8 +104,7 @@ GradientArgs<K> gradient_args(const Gradients& p) {
     g.out_scale = static_cast<const Acc*>(p.out_scale);
     g.need_x = p.need_x, g.slabs = static_cast<Acc*>(p.slabs);
     g.grad_weight = p.grad_weight, g.grad_weight_narrow = p.grad_weight_narrow;
-    g.accumulate_weight = p.accumulate_weight;
-    g.grad_bias = static_cast<Acc*>(p.grad_bias), g.accumulate_bias = p.accumulate_bias;
+    g.grad_bias = static_cast<Acc*>(p.grad_bias), g.accumulate = p.accumulate;
     g.scratch = static_cast<typename K::Operand*>(p.scratch);
     return g;
 }

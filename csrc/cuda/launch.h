@@ -46,9 +46,9 @@ struct Gradients {
     const void* out_scale;
     bool need_x;
     void *slabs, *grad_weight;
-    bool grad_weight_narrow, accumulate_weight;
+    bool grad_weight_narrow;
     void* grad_bias;
-    bool accumulate_bias;
+    bool accumulate;
     void* scratch;
 };
 

@@ -5,8 +5,7 @@
 namespace sk {
 
 void logits(const LaunchOn& on, const Problem& p, void* out, int64_t out_stride) {
-    if (p.batch == 0 || p.labels == 0) return;
-    with_kind(p.dtype, [&](auto kind) {
+    with_work(p, [&](auto kind) {
         using K = decltype(kind);
         constexpr int bytes = Shared<K>::bytes_scan;
         LogitsArgs<K> args{tile_args<K>(p, bytes), static_cast<typename K::Scalar*>(out), out_stride};

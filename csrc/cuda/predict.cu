@@ -7,8 +7,7 @@ namespace sk {
 template <bool FILL>
 static void predict(const LaunchOn& on, const Problem& p, int64_t ranges, double threshold, int32_t* counts,
                     const int64_t* starts, int64_t label_start, int64_t* indices) {
-    if (p.batch == 0 || p.labels == 0) return;
-    with_kind(p.dtype, [&](auto kind) {
+    with_work(p, [&](auto kind) {
         using K = decltype(kind);
         constexpr int bytes = PredictShared<K>::bytes;
         PredictArgs<K> args{tile_args<K>(p, bytes), static_cast<typename K::Acc>(threshold), counts, starts,

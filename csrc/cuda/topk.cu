@@ -5,8 +5,7 @@
 namespace sk {
 
 void topk(const LaunchOn& on, const Problem& p, int64_t ranges, int64_t m, void* keys, int32_t* labels) {
-    if (p.batch == 0 || p.labels == 0 || m == 0) return;
-    with_kind(p.dtype, [&](auto kind) {
+    with_work(p, [&](auto kind) {
         using K = decltype(kind);
         using Key = typename OrderKey<typename K::Acc>::type;
         constexpr int bytes = TopkShared<K>::bytes;

@@ -193,9 +193,8 @@ class CUDAKernels:
             slabs=_address(gradients.slabs),
             grad_weight=_address(weight),
             grad_weight_narrow=weight is not None and weight.dtype != accumulate_dtype(chunk.slack.dtype),
-            accumulate_weight=gradients.accumulate_weight,
             grad_bias=_address(gradients.bias),
-            accumulate_bias=gradients.accumulate_bias,
+            accumulate=gradients.accumulate,
             scratch=_address(gradients.scratch),
         )
 
@@ -219,7 +218,6 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _confusion_settings(params: ConfusionParams, scale: float, dtype: torch.dtype) -> dict[str, float]:
-    """The fields of a loss by the names of ``ConfusionParams`` in ``csrc/cuda/launch.h``."""
-    settings = {name: getattr(params, name) for name in params._fields if name not in ("pooled", "beta", "eta")}
-    settings |= {"tiny": torch.finfo(dtype).tiny, "scale": scale}
-    return settings | {"beta": params.number("beta"), "eta": params.number("eta")}
+    """The fields of ``ConfusionParams`` in ``csrc/core/confusion.h``."""
+    labels = {"beta": params.number("beta"), "eta": params.number("eta")}
+    return params.numbers() | labels | {"tiny": torch.finfo(dtype).tiny, "scale": scale}

@@ -25,8 +25,7 @@ class Gradients(NamedTuple):
     slabs: Tensor | None  # [blocks, B, D]
     weight: Tensor | None  # [m, s]
     bias: Tensor | None  # [m]
-    accumulate_weight: bool
-    accumulate_bias: bool
+    accumulate: bool  # add to what weight and bias hold of the rows of earlier launches
     out_scale: Tensor | None  # [] or None: multiplies the gradients of weight and bias
     scratch: Tensor | None  # [blocks, rows, tile]: ∂loss/∂z of a tile while its gradients are made
 

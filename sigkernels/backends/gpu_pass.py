@@ -91,13 +91,11 @@ class _Pass:
 
     def gradients(self, chunk: Chunk, blocks: int, grad_weight: Tensor | None, out_scale: Tensor | None) -> Gradients:
         slab_shape = (blocks, chunk.batch, self.x.shape[1])
-        later = chunk.rows.start > 0
         return Gradients(
             torch.empty(slab_shape, dtype=self.acc, device=self.x.device) if self.needs[0] else None,
             None if grad_weight is None else grad_weight[chunk.labels],
             None if self.grad_bias is None else self.grad_bias[chunk.labels],
-            later,
-            later,
+            chunk.rows.start > 0,
             out_scale,
             self.buffer(blocks, chunk, self.x.dtype) if any(self.needs[:2]) else None,
         )

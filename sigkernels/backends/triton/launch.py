@@ -109,8 +109,8 @@ class TritonKernels:
             *_gradient_arguments(gradients, spare),
             0 if gradients.scratch is None else gradients.scratch.shape[1],
             SPARSE=targets.dense is None, HAS_WEIGHT=launch.label_weight is not None,
-            HAS_POS_WEIGHT=launch.pos_weight is not None, ACCUMULATE=gradients.accumulate_weight,
-            ACCUMULATE_BIAS=gradients.accumulate_bias, **_gradient_constants(gradients), **constants,
+            HAS_POS_WEIGHT=launch.pos_weight is not None, ACCUMULATE=gradients.accumulate,
+            ACCUMULATE_BIAS=gradients.accumulate, **_gradient_constants(gradients), **constants,
         )  # fmt: skip
 
     def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Columns) -> None:
