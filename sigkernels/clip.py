@@ -22,6 +22,13 @@ def clip_grad_norm_(
 
     Returns:
         The norm before clipping, ``[]``, the same on every rank.
+
+    Example:
+        >>> head = sk.DFTHead(16, 50, k=2, slack=3)
+        >>> head(torch.randn(4, 16), [[1], [], [2, 3], [4]], reduction="sum").backward()
+        >>> norm = sk.clip_grad_norm_(head, max_norm=1.0)
+        >>> norm.shape
+        torch.Size([])
     """
     parameters = list(model.parameters())
     heads = [module for module in model.modules() if isinstance(module, Head)]

@@ -45,7 +45,13 @@ def dft_matrix(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """``W_dft`` for the labels ``start … stop-1``, ``[stop-start, 2k+1]``, made in float64 and rounded once."""
+    """``W_dft`` for the labels ``start … stop-1``, ``[stop-start, 2k+1]``, made in float64 and rounded once.
+
+    Example:
+        >>> W = sk.dft_matrix(num_labels=100, k=2)
+        >>> W.shape, torch.allclose(W.T @ W, torch.eye(5, dtype=torch.float64))
+        (torch.Size([100, 5]), True)
+    """
     num_labels, k = check_dft(num_labels, k)
     start, stop = check_int("start", start, 0), num_labels if stop is None else check_int("stop", stop, 0)
     if not start <= stop <= num_labels:

@@ -39,6 +39,12 @@ def dft_logits(
     """Logits ``[W_dft | C | slack_weight] x + bias``, ``[..., n]``, in the dtype of x.
 
     ``codes``: how many columns of codes stand between those of the DFT and the slack: 0, 16, 64, 256, 1024 or 4096.
+
+    Example:
+        >>> n, k, s = 100, 3, 4
+        >>> x = torch.randn(2, 2 * k + 1 + s)
+        >>> sk.functional.dft_logits(x, torch.randn(n, s), n, k).shape
+        torch.Size([2, 100])
     """
     flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k, bias, codes)
     return ops.logits(flat, layer).reshape(*x.shape[:-1], num_labels)
@@ -68,6 +74,12 @@ def dft_loss(
 
     Returns:
         float32 (float64 for float64 inputs), ``[]`` or ``[...]``.
+
+    Example:
+        >>> n, k, s = 100, 3, 4
+        >>> x = torch.zeros(2, 2 * k + 1 + s)
+        >>> sk.functional.dft_loss(x, torch.zeros(n, s), [[3, 17], []], n, k)  # log 2: all logits are 0
+        tensor(0.6931)
     """
     flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k, bias, codes)
     return layer_loss(x, flat, layer, targets, loss, reduction)
@@ -84,6 +96,13 @@ def linear_loss(
     """The loss of ``x weightᵀ + bias``, fused: takes the place of ``F.linear`` and BCE-with-logits.
 
     Arguments as for ``dft_loss``.
+
+    Example:
+        >>> x, weight = torch.randn(4, 8), torch.randn(100, 8, requires_grad=True)
+        >>> loss = sk.functional.linear_loss(x, weight, [[3, 17], [], [5], [99]], loss=sk.Focal())
+        >>> loss.backward()
+        >>> weight.grad.shape
+        torch.Size([100, 8])
     """
     flat, layer = validation.check_linear_layer(x, weight, bias)
     return layer_loss(x, flat, layer, targets, loss, reduction)
@@ -99,7 +118,15 @@ def dft_topk(
     bias: Tensor | None = None,  # [n]
     codes: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label."""
+    """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label.
+
+    Example:
+        >>> n, k, s = 100, 3, 4
+        >>> x = torch.randn(2, 2 * k + 1 + s)
+        >>> values, labels = sk.functional.dft_topk(x, torch.randn(n, s), n, k, m=5)
+        >>> labels.shape
+        torch.Size([2, 5])
+    """
     flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k, bias, codes)
     return layer_topk(x, flat, layer, m)
 
@@ -110,7 +137,12 @@ def linear_topk(
     m: int,
     bias: Tensor | None = None,  # [n]
 ) -> tuple[Tensor, Tensor]:
-    """The m highest of ``x weightᵀ + bias`` and their labels, ``[..., m]`` each; ties go to the lower label."""
+    """The m highest of ``x weightᵀ + bias`` and their labels, ``[..., m]`` each; ties go to the lower label.
+
+    Example:
+        >>> sk.functional.linear_topk(torch.tensor([[1.0]]), torch.tensor([[3.0], [1.0], [2.0]]), m=2)
+        (tensor([[3., 2.]]), tensor([[0, 2]]))
+    """
     flat, layer = validation.check_linear_layer(x, weight, bias)
     return layer_topk(x, flat, layer, m)
 

@@ -27,7 +27,14 @@ _UNIT_ROUNDOFF = 2.0**-24  # of float32
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What holds for every set of ``size`` labels. ``print`` it to read it in words."""
+    """What holds for every set of ``size`` labels. ``print`` it to read it in words.
+
+    Example:
+        >>> head = sk.DFTHead(300, 1000, k=10, codes=64)
+        >>> promised = head.guarantee(3)
+        >>> promised.predictable, promised.source, promised.reachable_in_float32
+        (True, 'codes', True)
+    """
 
     size: int
     predictable: bool  # some input of the classifier matrix predicts the set

@@ -29,7 +29,13 @@ _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lamb
 
 
 class Head(nn.Module):
-    """What every head does. ``h`` is ``[..., in_features]``; ``n`` is ``num_labels``."""
+    """What every head does. ``h`` is ``[..., in_features]``; ``n`` is ``num_labels``.
+
+    Example:
+        >>> head = sk.LinearHead(8, 100)
+        >>> isinstance(head, sk.Head), head.num_labels
+        (True, 100)
+    """
 
     in_features: int
     num_labels: int

@@ -50,6 +50,18 @@ class DFTHead(Head):
             call every verb with the same batch and get the same results (``check_batches = True`` compares the batches);
             ``slack_weight`` and ``bias`` hold the own labels. Clip gradients with ``sigkernels.clip_grad_norm_``.
             ``state_dict`` and ``weight_matrix`` gather the whole layer, and a state dict loads on any number of ranks.
+
+    Example:
+        >>> head = sk.DFTHead(in_features=64, num_labels=1000, k=3, slack=8)
+        >>> h = torch.randn(4, 64)
+        >>> targets = sk.LabelSets.from_lists([[3, 17], [], [5], [1, 2, 999]], num_labels=1000)
+        >>> head(h, targets).shape  # the loss
+        torch.Size([])
+        >>> values, labels = head.topk(h, 10)
+        >>> labels.shape, head(h).shape
+        (torch.Size([4, 10]), torch.Size([4, 1000]))
+        >>> head.guarantee(3).predictable
+        True
     """
 
     in_features: int
@@ -339,6 +351,13 @@ class LinearHead(Head):
         bottleneck: ``None`` for one full linear layer, or the width ``d`` of the bottleneck.
         bias: a bias for each label; by default the full layer has one and the bottlenecked has none.
         prior: where the labels start, as for ``init_prior``; needs a bias. ``None``: torch's own initialisation.
+
+    Example:
+        >>> head = sk.LinearHead(in_features=64, num_labels=1000, bottleneck=16)
+        >>> head(torch.randn(4, 64)).shape
+        torch.Size([4, 1000])
+        >>> head.loss(torch.randn(4, 64), [[3, 17], [], [5], [1]]).shape
+        torch.Size([])
     """
 
     in_features: int

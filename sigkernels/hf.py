@@ -22,6 +22,14 @@ class HeadMixin:
 
     ``config.head`` holds the keyword arguments of the ``DFTHead``, such as ``{"k": 50, "slack": 100}``. It is saved and
     loaded with the config.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from sigkernels.hf import HeadMixin
+        >>> class Model(HeadMixin):  # beside a PreTrainedModel
+        ...     config = SimpleNamespace(num_labels=500, head={"k": 5, "slack": 16})
+        >>> Model().build_head(in_features=64).num_labels
+        500
     """
 
     config: Any

@@ -31,6 +31,17 @@ class LabelSets:
         indices: integer tensor ``[nnz]``, the labels of all rows one after another.
         offsets: integer tensor ``[B+1]``, where each row starts; the last entry is ``nnz``.
         num_labels: how many labels there are (``n``).
+
+    Example:
+        >>> sets = sk.LabelSets.from_lists([[17, 3], [], [5]], num_labels=20)
+        >>> sets
+        LabelSets([{3, 17}, {}, {5}], 3 sets, num_labels=20, max_active=2)
+        >>> sets[0], sets.sizes
+        (tensor([ 3, 17]), tensor([2, 0, 1]))
+        >>> sets[1:].to_lists()
+        [[], [5]]
+        >>> sets.to_dense().shape
+        torch.Size([3, 20])
     """
 
     __slots__ = ("_indices", "_num_labels", "_offsets", "_versions")

@@ -25,6 +25,10 @@ def alternations(y: Any) -> ndarray:
 
     ``y`` holds signs (±1), zeros and ones, or booleans: an entry counts as active when it is positive. Of LabelSets
     each set is a vector.
+
+    Example:
+        >>> sk.signs.alternations([[1, 1, -1, 1], [1, 1, 1, 1]])
+        array([2, 0])
     """
     if isinstance(y, LabelSets):
         # Around the circle every run has two ends; reading left to right, the step from label n-1 to label 0 is not seen.
@@ -46,6 +50,10 @@ def runs(sets: Any, n: int) -> ndarray:
     """The number of runs of neighbouring active labels of each set around the circle of n labels, ``[m]``.
 
     Label n-1 is a neighbour of label 0. The full set has no end and counts 0.
+
+    Example:
+        >>> sk.signs.runs([[0, 1, 4], [9, 0]], n=10)  # labels 9 and 0 are neighbours
+        array([2, 1])
     """
     return LabelSets.of(sets, check_int("n", n, 1), name="sets").runs().cpu().numpy()
 
@@ -54,6 +62,10 @@ def count_argmaxable(n: int, d: int, bias: bool = False) -> int:
     """How many of the ``2^n`` sign vectors a generic ``n × d`` matrix reaches (Cover 1965), exactly.
 
     ``2 Σ_{i<d} C(n-1, i)``, or ``Σ_{i≤d} C(n, i)`` with a generic bias.
+
+    Example:
+        >>> sk.signs.count_argmaxable(n=5, d=2), 2**5
+        (10, 32)
     """
     n, d = check_int("n", n, 1), check_int("d", d, 1)
     if bias:
@@ -62,7 +74,12 @@ def count_argmaxable(n: int, d: int, bias: bool = False) -> int:
 
 
 def is_argmaxable_dft(sets: Any, n: int, k: int) -> ndarray:
-    """Whether the truncated DFT with ``2k+1`` columns reaches each set, ``[m]`` bool: at most k circular runs."""
+    """Whether the truncated DFT with ``2k+1`` columns reaches each set, ``[m]`` bool: at most k circular runs.
+
+    Example:
+        >>> sk.signs.is_argmaxable_dft([[0, 1], [0, 2, 4]], n=9, k=2)
+        array([ True, False])
+    """
     _check_degree(n, k)
     return runs(sets, n) <= k
 
@@ -72,6 +89,11 @@ def dft_witness(labels: Any, n: int, k: int) -> ndarray:
 
     The polynomial has the right signs as a real function. In float64 they survive where it stays above about 1e-15 of
     its maximum, which :func:`sigkernels.verify` checks; beyond that only the proof by roots is left.
+
+    Example:
+        >>> x = sk.signs.dft_witness([2, 3], n=9, k=2)
+        >>> np.flatnonzero(sk.dft_matrix(9, 2).numpy() @ x > 0)
+        array([2, 3])
     """
     from .verify.witness import notch_polynomial
 

@@ -28,6 +28,11 @@ class Suggestion:
     ``radius`` maps a percentile to the radius that this share of the sampled sets falls below, for a freshly
     initialised head: how far an input may move before the prediction changes (inputs within ±1e4). It is a lower
     bound, 0 where a set leans on the DFT columns. Empty when it was not estimated.
+
+    Example:
+        >>> found = sk.suggest(sk.LabelSets.from_lists([[1, 2], [5]], num_labels=300), sample=0)
+        >>> str(found).splitlines()[0]
+        'DFTHead(in_features ≥ 85, num_labels=300, k=2, slack=16, codes=64, bias=True, prior=label_sets)'
     """
 
     k: int
@@ -55,6 +60,12 @@ def suggest(label_sets: Any, sample: int = 64, seed: int = 0) -> Suggestion:
         label_sets: the label sets of the training examples: LabelSets, a 0/1 array or a sparse matrix ``[N, n]``.
         sample: how many of them the radius is estimated on; 0 for none.
         seed: of the sample and of the weights that the radius is estimated with.
+
+    Example:
+        >>> sets = [[i % 300, (7 * i) % 300] for i in range(500)]
+        >>> found = sk.suggest(sk.LabelSets.from_lists(sets, num_labels=300), sample=0)
+        >>> found.k, found.slack, found.min_features
+        (2, 24, 93)
     """
     label_sets = LabelSets.of(label_sets)
     if len(label_sets) == 0:

@@ -36,6 +36,12 @@ def swap_output_layer(
 
     Returns:
         The new head.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(30, 64), torch.nn.ReLU(), torch.nn.Linear(64, 500))
+        >>> head = sk.swap_output_layer(model, "2", k=5, slack=16)
+        >>> model[2] is head, model(torch.randn(4, 30)).shape
+        (True, torch.Size([4, 500]))
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

@@ -44,18 +44,35 @@ _forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("sigkernels
 
 
 def backend_status() -> dict[str, str | None]:
-    """Every backend by name: ``None`` where it can be used, else why not and what to install."""
+    """Every backend by name: ``None`` where it can be used, else why not and what to install.
+
+    Example:
+        >>> sk.backend_status()["torch"] is None
+        True
+    """
     return {name: _unavailable(name) for name in _BACKENDS}
 
 
 def available_backends() -> list[str]:
-    """The names of the backends that can be used here."""
+    """The names of the backends that can be used here.
+
+    Example:
+        >>> "torch" in sk.available_backends()
+        True
+    """
     return [name for name, reason in backend_status().items() if reason is None]
 
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Forces a backend inside a ``with`` block: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"torch"`` or ``"auto"``."""
+    """Forces a backend inside a ``with`` block: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"torch"`` or ``"auto"``.
+
+    Example:
+        >>> with sk.backend("torch"):
+        ...     logits = sk.LinearHead(4, 10)(torch.randn(2, 4))
+        >>> logits.shape
+        torch.Size([2, 10])
+    """
     _require(name, "backend")
     token = _forced.set(name)
     try:

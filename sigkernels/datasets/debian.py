@@ -24,6 +24,13 @@ def debian_deps(path: str | os.PathLike[str] | None = None) -> SparseDataset:
 
     ``features`` are the distinct hashed tokens of a package's name, description, section and architecture;
     ``labels`` the packages it depends on; ``names`` and ``label_names`` say which is which.
+
+    Example:
+        >>> data = sk.datasets.debian_deps()
+        >>> data
+        SparseDataset(53,422 examples, 32,768 features, 11,732 labels, 4.6 labels on average, at most 80)
+        >>> str(data.names[0])
+        '0ad'
     """
     if path is not None:
         return _load(path)

@@ -21,6 +21,12 @@ class SparseDataset:
 
     ``features.indices`` and ``features.offsets[:-1]`` are what ``torch.nn.EmbeddingBag`` takes;
     ``features.to_scipy()`` is what scikit-learn takes.
+
+    Example:
+        >>> data = sk.datasets.synthetic(n=1000, k=8, num_examples=100).load()
+        >>> train, test = data.split(0.2)
+        >>> len(train), len(test)
+        (80, 20)
     """
 
     features: LabelSets  # [N], num_labels = number of features

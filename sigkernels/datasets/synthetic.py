@@ -49,6 +49,11 @@ def synthetic(
         zipf: exponent of the label and token frequencies; larger is steeper.
         noise_tokens: tokens of an example that say nothing.
         seed: the whole stream depends on it and on the arguments above.
+
+    Example:
+        >>> stream = sk.datasets.synthetic(n=1000, k=8, num_examples=100)
+        >>> len(stream), stream.load().labels.max_active <= 8
+        (100, True)
     """
     n, k = check_int("n", n, 1), check_int("k", k, 1)
     num_examples, num_features = check_int("num_examples", num_examples, 0), check_int("num_features", num_features, 1)
@@ -71,7 +76,13 @@ def synthetic(
 
 @dataclass(frozen=True)
 class SyntheticStream:
-    """See ``synthetic``. Iterate ``batches(size)``, or ``load()`` it when it fits in memory."""
+    """See ``synthetic``. Iterate ``batches(size)``, or ``load()`` it when it fits in memory.
+
+    Example:
+        >>> stream = sk.datasets.synthetic(n=1000, k=8, num_examples=100)
+        >>> [len(batch) for batch in stream.batches(64)]
+        [64, 36]
+    """
 
     n: int
     k: int

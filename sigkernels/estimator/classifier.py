@@ -74,6 +74,12 @@ class MultiLabelClassifier(ClassifierMixin, BaseEstimator):
         validation_losses_, best_epoch_: mean loss of the held-out rows after each epoch, and the epoch, counted from 1,
             whose weights were kept; only with ``early_stopping``.
         threshold_: what ``predict`` compares with, a number or an array ``[n]``.
+
+    Example:
+        >>> data = sk.datasets.synthetic(50, 3, num_examples=200, num_features=64).load()
+        >>> model = sk.MultiLabelClassifier(epochs=1, hidden=64).fit(data.features.to_scipy(), data.labels)
+        >>> model.predict(data.features.to_scipy()[:5]).num_labels
+        50
     """
 
     head_: Head

@@ -29,7 +29,14 @@ _DECODE = {"f": float, "i": int, "b": bool}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loss:
-    """A frozen dataclass whose fields are numbers, or tensors with one entry per label."""
+    """A frozen dataclass whose fields are numbers, or tensors with one entry per label.
+
+    Example:
+        >>> isinstance(sk.BCE(), sk.Loss)
+        True
+        >>> sk.Focal(gamma=2.0) == sk.Focal(gamma=2.0)
+        True
+    """
 
     _name: ClassVar[str]  # unique among the classes of this process: how an operator call names its loss
     has_kernel: ClassVar[bool] = False  # kernel_params is this very class's, not one of a class it derives from
@@ -178,6 +185,17 @@ class ElementwiseLoss(Loss):
 
     A subclass is a frozen dataclass with ``value``; its fields are numbers or ``[n]`` tensors, which ``value`` sees cut
     to the labels at hand. ``value_and_grad`` is optional: without it the gradient is autograd's of ``value``.
+
+    Example:
+        >>> import dataclasses
+        >>> @dataclasses.dataclass(frozen=True, eq=False)
+        ... class Squared(sk.ElementwiseLoss):
+        ...     scale: float = 1.0
+        ...
+        ...     def value(self, z, y):  # [B, m] → [B, m]
+        ...         return self.scale * (torch.sigmoid(z) - y) ** 2
+        >>> sk.functional.linear_loss(torch.zeros(2, 3), torch.zeros(5, 3), [[1], []], loss=Squared())
+        tensor(0.2500)
     """
 
     _closed_form: ClassVar[bool] = False
@@ -222,6 +240,15 @@ class ColumnLoss(Loss):
     """A loss of all logits of a label: one value per label, made of all rows of the batch; they are averaged.
 
     A subclass defines ``column_values``. A row has no loss of its own: ``reduction="none"`` is refused.
+
+    Example:
+        >>> import dataclasses
+        >>> @dataclasses.dataclass(frozen=True, eq=False)
+        ... class MissedShare(sk.ColumnLoss):
+        ...     def column_values(self, z, y):  # [B, m] → [m]
+        ...         return ((1 - torch.sigmoid(z)) * y).mean(0)
+        >>> sk.functional.linear_loss(torch.zeros(2, 3), torch.zeros(5, 3), [[1], []], loss=MissedShare())
+        tensor(0.0500)
     """
 
     def column_values(self, z: Tensor, y: Tensor) -> Tensor:
@@ -246,6 +273,15 @@ class RowLoss(Loss):
 
     A subclass defines ``row_values``. ``"none"`` gives the loss of each row, ``"sum"`` their sum, ``"mean"`` their mean
     over the rows: there are no terms per label that could be averaged over.
+
+    Example:
+        >>> import dataclasses
+        >>> @dataclasses.dataclass(frozen=True, eq=False)
+        ... class Softmax(sk.RowLoss):
+        ...     def row_values(self, z, y):  # [B, n] → [B]
+        ...         return -(y * torch.log_softmax(z, 1)).sum(1)
+        >>> sk.functional.linear_loss(torch.zeros(2, 3), torch.zeros(4, 3), [[1], [2]], loss=Softmax())
+        tensor(1.3863)
     """
 
     def row_values(self, z: Tensor, y: Tensor) -> Tensor:

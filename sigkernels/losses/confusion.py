@@ -142,6 +142,11 @@ class SigmoidF1(ConfusionLoss):
 
     Reductions: ``"mean"`` is the loss as defined above; ``"sum"`` adds up the labels instead (n times the mean; with
     ``average="pooled"`` there is one value and nothing to add up). A row has no loss of its own: ``"none"`` is refused.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.SigmoidF1(beta=2.0))
+        tensor(0.7000)
     """
 
     takes_gradients: ClassVar[tuple[str, ...]] = ("beta", "eta")
@@ -181,6 +186,11 @@ class UnboundedF1(ConfusionLoss):
     Args:
         metric: as for ``SigmoidF1``.
         average: as for ``SigmoidF1``.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.ones(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.UnboundedF1())
+        tensor(0.4857)
     """
 
     metric: Metric = "f1"

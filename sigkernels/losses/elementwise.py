@@ -25,6 +25,11 @@ class BCE(ElementwiseLoss):
         weight: a number or ``[n]``, a factor for each label.
         pos_weight: a number or ``[n]``, a factor for the positive part of each label.
         label_smoothing: ``a`` in [0, 1] replaces ``y`` by ``y(1-a) + a/2``.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.BCE(pos_weight=3.0))
+        tensor(1.1090)
     """
 
     weight: float | Tensor | None = None
@@ -81,6 +86,11 @@ class Poly1BCE(ElementwiseLoss):
         epsilon: ε₁ ≥ -1, added to the first coefficient, which is 1; 0 gives BCE.
         weight: a number or ``[n]``, a factor for each label.
         pos_weight: a number or ``[n]``, a factor for the positive part of each label.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.Poly1BCE(epsilon=1.0))
+        tensor(1.1931)
     """
 
     epsilon: float = 1.0
@@ -150,6 +160,11 @@ class Focal(_TwoSided):
         alpha: weight α of positives, 1-α of negatives; ``None`` for no weighting.
         weight: a number or ``[n]``, a factor for each label.
         pos_weight: a number or ``[n]``, a factor for the positive part of each label.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.Focal(gamma=2.0))
+        tensor(0.1040)
     """
 
     gamma: float = 2.0
@@ -224,6 +239,11 @@ class Asymmetric(_TwoSided):
         detach_focus: no gradient through the focusing factor, as the published code does by default.
         weight: a number or ``[n]``, a factor for each label.
         pos_weight: a number or ``[n]``, a factor for the positive part of each label.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.Asymmetric(gamma_neg=4.0))
+        tensor(0.1211)
     """
 
     gamma_neg: float = 4.0

@@ -39,6 +39,11 @@ class LMLNLL(RankedRowLoss):
 
     Args:
         k: how many labels the projection chooses in each row.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.LMLNLL(k=2))
+        tensor(1.3744)
     """
 
     k: int
@@ -50,6 +55,11 @@ class TruncatedTopKEntropy(RankedRowLoss):
 
     Args:
         k: how many labels may be ranked first at no cost.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.TruncatedTopKEntropy(k=2))
+        tensor(2.0794)
     """
 
     k: int
@@ -62,6 +72,11 @@ class SmoothTopKSVM(RankedRowLoss):
     Args:
         k: among how many of the highest logits a label of the set should be.
         tau: the temperature, at least 1e-6.
+
+    Example:
+        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
+        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.SmoothTopKSVM(k=2))
+        tensor(2.1257)
     """
 
     k: int

@@ -17,7 +17,15 @@ A = TypeVar("A", bound="Accumulator")
 
 
 class Accumulator:
-    """Named sums that batches are added to."""
+    """Named sums that batches are added to.
+
+    Example:
+        >>> first, second = sk.metrics.F1Metrics(10), sk.metrics.F1Metrics(10)
+        >>> first.update([[1, 2]], [[1]])
+        >>> second.update([[3]], [[3]])
+        >>> round(first.merge(second).compute()["micro_f1"], 3)
+        0.8
+    """
 
     num_labels: int
 

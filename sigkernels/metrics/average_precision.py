@@ -33,6 +33,12 @@ class MeanAveragePrecision(Accumulator):
         num_labels: n.
         bins: None for exact results; else bins per label, and a state of 2·n·bins numbers.
         bound: logits beyond ±bound fall into the outermost bins. Without bins it is not used.
+
+    Example:
+        >>> precision = sk.metrics.MeanAveragePrecision(num_labels=3)
+        >>> precision.update(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[0, 2, 1]]), [[0, 1]])
+        >>> round(precision.compute()["samples_ap"], 3)
+        0.833
     """
 
     bins: int | None

@@ -17,6 +17,12 @@ class F1Metrics(Accumulator):
     """Micro, macro and weighted precision, recall and F1 of predicted sets, in scikit-learn's sense of the words.
 
     State: three counts per label. A ratio with denominator 0 counts as 0.
+
+    Example:
+        >>> f1 = sk.metrics.F1Metrics(num_labels=10)
+        >>> f1.update([[1, 2], [3]], [[1], [3]])
+        >>> round(f1.compute()["micro_f1"], 3)
+        0.8
     """
 
     def __init__(self, num_labels: int) -> None:

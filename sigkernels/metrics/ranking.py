@@ -21,6 +21,10 @@ def propensities(counts: Tensor, num_points: int, a: float = 0.55, b: float = 1.
     Args:
         counts: ``[n]``, the rows of the training set that carry each label.
         num_points: rows of the training set (at least 3: C is ``(log N - 1)(b + 1)^a`` and must be positive).
+
+    Example:
+        >>> sk.metrics.propensities(torch.tensor([1, 10, 100]), num_points=100)
+        tensor([0.2171, 0.3910, 0.6802], dtype=torch.float64)
     """
     num_points = check_int("num_points", num_points, 3)
     if not isinstance(counts, Tensor):
@@ -51,6 +55,12 @@ class RankingMetrics(Accumulator):
         num_labels: n.
         m: the cut-offs.
         propensity: ``[n]``, see ``propensities``; adds PSP@m.
+
+    Example:
+        >>> ranking = sk.metrics.RankingMetrics(num_labels=10, m=(1, 2))
+        >>> ranking.update(torch.tensor([[3, 1], [4, 0]]), [[3], [0, 5]])
+        >>> ranking.compute()["P@1"], ranking.compute()["R@2"]
+        (0.5, 0.75)
     """
 
     m: tuple[int, ...]

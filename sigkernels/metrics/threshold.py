@@ -17,6 +17,12 @@ class ThresholdAveraging(Accumulator):
     threshold halfway between the scores around the cut. Rows without labels have no best cut and are left out. Ask
     ``topk`` for more labels than a set has. The threshold is on the scale of the values: give ``values.sigmoid()`` for
     one that fits ``head.predict(h, threshold)``.
+
+    Example:
+        >>> threshold = sk.metrics.ThresholdAveraging(num_labels=3)
+        >>> threshold.update(torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[0, 2, 1]]), [[0, 2]])
+        >>> round(threshold.compute()["threshold"], 3)
+        0.3
     """
 
     def __init__(self, num_labels: int) -> None:

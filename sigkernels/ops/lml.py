@@ -205,6 +205,10 @@ def lml(z: Tensor, k: int) -> Tensor:
 
     Returns:
         ``y [..., n]`` in the dtype of z, ``0 ≤ y ≤ 1``, ``Σ y = k`` in each row. Differentiable to any order.
+
+    Example:
+        >>> sk.functional.lml(torch.tensor([[0.0, 0.0, 0.0, 0.0]]), k=2)  # rows add up to k
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
     n, k = check_logits(z, k)
     if k == n:
@@ -226,6 +230,10 @@ def lml_nll(z: Tensor, targets: Any, k: int, reduction: Reduction = "mean") -> T
 
     Returns:
         The loss in float32 (float64 for float64 logits).
+
+    Example:
+        >>> sk.functional.lml_nll(torch.zeros(2, 4), [[1], [0, 3]], k=2)
+        tensor(1.0397)
     """
     n, k = check_logits(z, k)
     check_reduction(reduction)
@@ -239,7 +247,12 @@ def lml_nll(z: Tensor, targets: Any, k: int, reduction: Reduction = "mean") -> T
 
 
 class LML(nn.Module):
-    """``lml(z, k)`` as a layer: logits ``[..., n]`` → probabilities ``[..., n]`` that add up to ``k``."""
+    """``lml(z, k)`` as a layer: logits ``[..., n]`` → probabilities ``[..., n]`` that add up to ``k``.
+
+    Example:
+        >>> sk.LML(k=2)(torch.tensor([[0.0, 0.0, 0.0, 0.0]]))
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    """
 
     k: int
 

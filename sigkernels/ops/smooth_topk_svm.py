@@ -161,6 +161,10 @@ def smooth_topk_svm(z: Tensor, targets: Any, k: int, tau: float = 1.0, reduction
 
     Returns:
         The loss in float32 (float64 for float64 logits).
+
+    Example:
+        >>> sk.functional.smooth_topk_svm(torch.tensor([[9.0, 0.0, 0.0]]), [[0]], k=1)
+        tensor(0.0007)
     """
     _, k = check_logits(z, k)
     tau = check_tau(tau)

@@ -90,6 +90,10 @@ def truncated_topk_entropy(z: Tensor, targets: Any, k: int, reduction: Reduction
 
     Returns:
         The loss in float32 (float64 for float64 logits).
+
+    Example:
+        >>> sk.functional.truncated_topk_entropy(torch.zeros(1, 4), [[1]], k=1)  # log 4: the softmax cross-entropy
+        tensor(1.3863)
     """
     _, k = check_logits(z, k)
     check_reduction(reduction)

@@ -9,7 +9,12 @@ from numpy import ndarray
 
 
 class Verdict(str, Enum):
-    """Can the classifier predict this label set? Each answer compares equal to its name as a string."""
+    """Can the classifier predict this label set? Each answer compares equal to its name as a string.
+
+    Example:
+        >>> sk.Verdict.ARGMAXABLE == "ARGMAXABLE"
+        True
+    """
 
     ARGMAXABLE = "ARGMAXABLE"  # yes, with a ball of radius ≥ tol of inputs (in the box) that do
     THIN = "THIN"  # yes, but no such ball is known: the region is smaller, or outside the box
@@ -41,6 +46,10 @@ class Certificate:
 
     A certificate may hold both a witness and multipliers; then it bounds the radius from both sides. Vectors are
     float64, or arrays of exact ``fractions.Fraction`` where float64 is too coarse.
+
+    Example:
+        >>> sk.verify(np.eye(3), [[0, 2]]).certificate(0).kind
+        'witness'
     """
 
     kind: str = "none"

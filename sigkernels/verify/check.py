@@ -34,7 +34,13 @@ CANCELLED = (
 
 
 class Proof(NamedTuple):
-    """What is proved: ``lo ≤ eps* ≤ hi``, and whether the set is argmaxable (True), is not (False), or neither."""
+    """What is proved: ``lo ≤ eps* ≤ hi``, and whether the set is argmaxable (True), is not (False), or neither.
+
+    Example:
+        >>> from sigkernels.verify.check import Proof
+        >>> Proof(lo=0.1, hi=0.2, argmaxable=True).verdict(tol=1e-8)
+        ARGMAXABLE
+    """
 
     lo: float
     hi: float

@@ -80,6 +80,16 @@ def verify(
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
+
+    Example:
+        >>> W = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> report = sk.verify(W, [[0, 2], [0, 1]])  # the third label follows from the first two
+        >>> report.verdicts
+        array([ARGMAXABLE, UNARGMAXABLE], dtype=object)
+        >>> report.witness(0).shape, report.certificate(1).kind
+        ((2,), 'gordan')
+        >>> bool(report.check())
+        True
     """
     if executor is not None and not hasattr(executor, "submit"):
         raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
@@ -151,6 +161,11 @@ def verify_classes(
 
     The same as ``verify`` with ``rule="argmax"`` and one set for each label; line i of the report is class i. Logits are
     made for a few hundred classes at a time: beside W and the proofs, memory does not grow with the number of classes.
+
+    Example:
+        >>> W = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [0.1, 0.1]])  # the last lies inside the hull of the others
+        >>> sk.verify_classes(W).verdicts
+        array([ARGMAXABLE, ARGMAXABLE, ARGMAXABLE, UNARGMAXABLE], dtype=object)
     """
     layer = getattr(head_or_matrix, "weight", head_or_matrix)
     count = getattr(head_or_matrix, "num_labels", None) or len(getattr(head_or_matrix, "coef_", layer))

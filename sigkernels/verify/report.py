@@ -28,6 +28,10 @@ class StageReport(NamedTuple):
     """What one stage of the pipeline did with the (distinct) sets that were still open.
 
     ``decided`` counts verdicts; for the stages of the radius, intervals that were closed.
+
+    Example:
+        >>> [stage.name for stage in sk.verify(np.eye(3), [[0]]).stages][0]
+        'constant'
     """
 
     name: str
@@ -37,7 +41,12 @@ class StageReport(NamedTuple):
 
 
 class CheckResult:
-    """The outcome of :meth:`Report.check`: true when every line was proved again."""
+    """The outcome of :meth:`Report.check`: true when every line was proved again.
+
+    Example:
+        >>> bool(sk.verify(np.eye(3), [[0], [1, 2]]).check())
+        True
+    """
 
     def __init__(self, ok: ndarray, failures: list[tuple[int, str]]):
         self.ok = ok  # [m] bool
@@ -75,6 +84,13 @@ class Report:
         stages: one :class:`StageReport` per stage of the pipeline.
         stage: ``[m]`` which stage gave the final proof.
         notes: how the classifier was read, and what could not be done.
+
+    Example:
+        >>> report = sk.verify(np.eye(3), [[0], [1, 2]])
+        >>> report
+        Report(2 label sets: 2 ARGMAXABLE)
+        >>> report.counts()["ARGMAXABLE"], bool((report.radius_lo > 0).all())
+        (2, True)
     """
 
     question: Question

@@ -1,0 +1,55 @@
+"""Every public name has an example in its docstring, and the examples run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sigkernels as sk
+
+MODULES = ("sigkernels", "functional", "metrics", "signs", "datasets")
+OTHERS = {  # public names of modules whose __all__ also serves the package itself
+    "hf": ("HeadMixin",),
+    "suggest": ("Suggestion",),
+    "verify": ("Certificate", "CheckResult", "Proof", "StageReport"),
+}
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def public_names() -> dict[str, Any]:
+    """Classes and functions by their dotted names."""
+    found: dict[str, Any] = {}
+    names = {module: None for module in MODULES} | OTHERS
+    for where, listed in names.items():
+        module = sk if where == "sigkernels" else importlib.import_module(f"sigkernels.{where}")
+        for name in listed or module.__all__:
+            value = getattr(module, name)
+            if not isinstance(value, ModuleType):
+                found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+PUBLIC = public_names()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_example_runs(name):
+    value = PUBLIC[name]
+    globs = {"np": np, "sk": sk, "torch": torch}
+    module = sys.modules[inspect.unwrap(value).__module__]
+    cases = doctest.DocTestFinder(recurse=inspect.isclass(value)).find(value, name, module=module, globs=globs)
+    assert any(case.examples for case in cases if case.name == name), f"{name} has no example: add one to its docstring"
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for case in cases:
+        torch.manual_seed(0)
+        runner.run(case, out=report.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(report)
