@@ -1,6 +1,8 @@
 # make demo   install everything into .venv and run the demo on real data; writes demo/report.html
 # make test   install everything into .venv and run the tests
 # make lint   ruff (lint and format) and mypy
+# make types  pyright: how much of the public interface has a known type
+# make docs   the documentation site into build/site; every warning and every broken link is an error
 # make bench  every benchmark against its peers; writes bench/out/report.html
 # make build  sdist and wheel into dist/
 # make wheel  a manylinux wheel into dist/repaired, which runs on other Linux machines
@@ -16,7 +18,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SOURCES := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.h*' -o -name '*.cu*' \) 2>/dev/null)
 
-.PHONY: demo test lint bench build wheel clean
+.PHONY: demo test lint types docs bench build wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/run $(VENV)/ext
@@ -29,6 +31,13 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+types: $(VENV)/types
+	$(BIN)/python .ci/type_completeness.py 0.98
+
+docs: $(VENV)/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/site
+	$(BIN)/python .ci/check_site.py build/site
 
 bench: $(VENV)/dev $(VENV)/ext
 	$(BIN)/python -m sigkernels bench --html $(ARGS)
@@ -62,6 +71,14 @@ $(VENV)/run: $(VENV)/torch pyproject.toml
 
 $(VENV)/dev: $(VENV)/run
 	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/run
+	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/types: $(VENV)/dev
+	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[types]'
 	@touch $@
 
 $(VENV)/ext: setup.py $(SOURCES) | $(VENV)/run

@@ -291,7 +291,7 @@ class LabelSets:
 
     @property
     def max_active(self) -> int:
-        """The size of the largest set: the smallest ``k`` with which a DFTHead can predict all of them."""
+        """The size of the largest set, which is the smallest ``k`` with which a DFTHead can predict all of them."""
         return int(self.sizes.max()) if len(self) else 0
 
     def rows(self) -> Tensor:

@@ -16,6 +16,7 @@ from sigkernels import env
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench" / "README.md"]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+SITE = {"index.md", "results.md", "changelog.md", "contributing.md"}  # pages of the site that include other documents
 RUN = ["README.md", "docs/quickstart.md", "docs/choosing.md", "docs/losses.md", "docs/faq.md", "docs/verifier.md"]
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="needs the source tree")
 
@@ -70,7 +71,7 @@ def test_the_readme_leads_to_every_document():
     """In at most two steps."""
     reached = {path for path, _ in links(ROOT / "README.md")}
     reached |= {path for document in reached if document.suffix == ".md" for path, _ in links(document)}
-    missing = [path.name for path in (ROOT / "docs").glob("*.md") if path not in reached]
+    missing = [path.name for path in (ROOT / "docs").glob("*.md") if path not in reached and path.name not in SITE]
     assert not missing
 
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/frameworks.md run and do what they say, on two processes where ranks have to agree."""
+"""The recipes of docs/frameworks.md and docs/distributed.md run and do what they say, on two processes where ranks have to agree."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch import nn
 
 import sigkernels as sk
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "frameworks.md"
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs the source tree")
+PAGES = [Path(__file__).resolve().parent.parent / "docs" / name for name in ("frameworks.md", "distributed.md")]
+pytestmark = pytest.mark.skipif(not PAGES[0].exists(), reason="needs the source tree")
 
 
 def run(*sections: str, **have: Any) -> dict[str, Any]:
     """Runs the blocks of these sections one after the other; returns the names that they define."""
-    texts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    texts = dict(re.findall(r"^## (.*?)\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL))
     for section in ("The model computes the loss", *sections):
         for code in re.findall(r"^```python\n(.*?)^```", texts[section], re.MULTILINE | re.DOTALL):
-            exec(compile(code, f"{PAGE.name}: {section}", "exec"), have)
+            exec(compile(code, section, "exec"), have)
     return have
 
 
@@ -101,6 +102,12 @@ def test_accelerate():
     seen = record_dtypes(head.proj)
     names["model"](*next(iter(names["loader"])))
     assert seen == {torch.bfloat16}
+
+
+def test_scikit_learn():
+    pytest.importorskip("sklearn")
+    names = run("scikit-learn")
+    assert "web" in names["model"].predict(["a web server"])[0]
 
 
 @pytest.mark.filterwarnings("ignore")

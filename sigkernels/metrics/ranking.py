@@ -47,7 +47,7 @@ def propensities(counts: Tensor, num_points: int, a: float = 0.55, b: float = 1.
 class RankingMetrics(Accumulator):
     """P@m, R@m, F1@m, nDCG@m and, with propensities, PSP@m from the labels that ``topk`` gives.
 
-    P@m and R@m are means over rows of hits/m and hits/|Y|; F1@m is the harmonic mean of these two means. nDCG@m has
+    P@m and R@m are means over rows of ``hits/m`` and ``hits/|Y|``; F1@m is the harmonic mean of these two means. nDCG@m has
     gain 1/log2(rank + 1) and divides by the best possible. PSP@m weighs a hit by 1/propensity and divides, summed over
     all rows, by what the best ranking would get.
 

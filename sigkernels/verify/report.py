@@ -41,7 +41,7 @@ class StageReport(NamedTuple):
 
 
 class CheckResult:
-    """The outcome of :meth:`Report.check`: true when every line was proved again.
+    """The outcome of ``Report.check``: true when every line was proved again.
 
     Example:
         >>> bool(sk.verify(np.eye(3), [[0], [1, 2]]).check())
@@ -81,7 +81,7 @@ class Report:
     Attributes:
         verdicts: ``[m]`` object array of :class:`Verdict` (each equals its name as a string).
         radius_lo, radius_hi: ``[m]`` float64, proved bounds on the radius of each set.
-        stages: one :class:`StageReport` per stage of the pipeline.
+        stages: one ``StageReport`` per stage of the pipeline.
         stage: ``[m]`` which stage gave the final proof.
         notes: how the classifier was read, and what could not be done.
 
@@ -224,7 +224,7 @@ class Report:
         """The smallest change found that makes every ``UNARGMAXABLE`` set possible, verified again.
 
         Returns:
-            A :class:`Repair`: columns to append to W, with the report on ``[W | columns]``, and heads with fixed columns
+            A ``Repair``: columns to append to W, with the report on ``[W | columns]``, and heads with fixed columns
             (``DFTHead.from_linear``) that do the same by a closed form. Where nothing is impossible it says so.
         """
         from .repair import repair
