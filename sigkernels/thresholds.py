@@ -62,6 +62,13 @@ class Thresholds:
             ``head.predict(h, threshold=…)`` and ``sk.verify(…, threshold=…)`` take. Probabilities within 1e-16 of 1 are
             not told apart.
         f_score: of the same shape; 0 for labels that are true in no row.
+
+    Example:
+        >>> tuned = sk.Thresholds.tune(torch.tensor([[2.0, -1.0], [0.5, -3.0]]), [[0, 1], []])
+        >>> tuned.f_score
+        tensor([1., 1.], dtype=torch.float64)
+        >>> bool(0.5 < tuned.values[0] < 1)
+        True
     """
 
     values: Tensor

@@ -26,7 +26,14 @@ CLOSED_FORMS = "only closed forms were tried, so THIN sets may have a larger rad
 
 @dataclass(frozen=True, eq=False)
 class HeadPlan:
-    """A ``DFTHead`` with W for its slack columns, in which the impossible sets are possible by a closed form."""
+    """A ``DFTHead`` with W for its slack columns, in which the impossible sets are possible by a closed form.
+
+    Example:
+        >>> W = np.random.default_rng(0).standard_normal((40, 2))
+        >>> plan = sk.verify(W, [[0, 7, 21]]).repair().heads[0]
+        >>> plan.k, plan.columns
+        (3, 7)
+    """
 
     k: int
     codes: int
@@ -60,6 +67,12 @@ class Repair:
     """The smallest change found that makes every impossible set of a report possible.
 
     It is true when there is something to repair. ``print`` it to read it in words.
+
+    Example:
+        >>> W = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> repair = sk.verify(W, [[0, 2], [0, 1]]).repair()
+        >>> repair.impossible, repair.columns.shape
+        (array([1]), (3, 1))
     """
 
     impossible: ndarray  # [p] int64, lines of the report that no input predicts
