@@ -62,7 +62,6 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True  # a property may be listed under Attributes, too
 napoleon_custom_sections = [("Example", "examples_style")]
 
 # --- a name in code font is a link to its entry ---------------------------------------------------------------
