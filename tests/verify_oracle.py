@@ -27,8 +27,11 @@ def is_argmaxable(W, active, bias=None, nonnegative=False) -> bool:
     return not _has_nonnegative_solution(rows)
 
 
-def is_top(W, active, bias=None) -> bool:
-    """Whether for some x every logit of the active labels is above every other, decided exactly from differences."""
+def is_top(W, active, bias=None, nonnegative=False) -> bool:
+    """Whether for some x (``nonnegative``: some x ≥ 0) every logit of the active labels is above every other.
+
+    Decided exactly from differences of rows.
+    """
     chosen = set(map(int, active))
     others = [j for j in range(len(W)) if j not in chosen]
     full = [[Fraction(float(v)) for v in row] for row in W]
@@ -37,6 +40,8 @@ def is_top(W, active, bias=None) -> bool:
     rows = [[a - b for a, b in zip(full[i], full[j], strict=True)] for i in chosen for j in others]
     if bias is not None and rows:
         rows.append([Fraction(0)] * (len(rows[0]) - 1) + [Fraction(1)])
+    if nonnegative and rows:
+        rows += [[Fraction(int(j == c)) for c in range(len(rows[0]))] for j in range(len(W[0]))]
     return not rows or not _has_nonnegative_solution(rows)
 
 
@@ -89,6 +94,13 @@ def degenerate_matrix(rng: np.random.Generator, kind: str, n: int, d: int) -> np
         W = rng.integers(-2, 3, (n, max(1, d - 1))) @ rng.integers(-1, 2, (max(1, d - 1), d)).astype(float)
     elif kind == "scaled":
         W = rng.standard_normal((n, d)) * 10.0 ** rng.integers(-12, 12, (n, 1))
+    elif kind == "tiny":
+        W = W * 2.0**-1000
+    elif kind == "huge":
+        W = rng.standard_normal((n, d)) * 2.0**1000
+    elif kind == "one ulp":
+        W = np.nextafter(W, rng.choice([-9.0, 9.0], (n, d)))
+        W[rng.integers(0, n, n // 2)] = rng.integers(-2, 3, d)
     elif kind == "thin":
         W = rng.integers(-2, 3, (n, d)) + rng.integers(-1, 2, (n, d)) * 2.0**-40
     return W
@@ -106,3 +118,5 @@ KINDS = (
     "scaled",
     "thin",
 )
+
+EXTREMES = ("tiny", "huge", "one ulp")
