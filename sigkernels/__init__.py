@@ -32,7 +32,7 @@ from .ops import LML
 from .suggest import suggest
 from .swap import swap_output_layer
 from .thresholds import Thresholds
-from .verify import Report, Verdict, verify, verify_classes
+from .verify import AllSetsReport, Report, Verdict, verify, verify_all, verify_classes
 
 if TYPE_CHECKING:
     from .estimator import MultiLabelClassifier
@@ -56,6 +56,7 @@ __all__ = [
     "BCE",
     "LML",
     "LMLNLL",
+    "AllSetsReport",
     "Asymmetric",
     "ColumnLoss",
     "DFTHead",
@@ -88,5 +89,6 @@ __all__ = [
     "suggest",
     "swap_output_layer",
     "verify",
+    "verify_all",
     "verify_classes",
 ]

@@ -1,5 +1,7 @@
 """Which label sets can a classifier ever predict? Every answer comes with a proof that anyone can check."""
 
+from .all_sets import verify_all
+from .all_sets_report import AllSetsReport
 from .certificate import Certificate, Verdict
 from .check import Proof
 from .pipeline import verify, verify_classes
@@ -7,6 +9,7 @@ from .repair import HeadPlan, Repair
 from .report import CheckResult, Report, StageReport
 
 __all__ = [
+    "AllSetsReport",
     "Certificate",
     "CheckResult",
     "HeadPlan",
@@ -16,5 +19,6 @@ __all__ = [
     "StageReport",
     "Verdict",
     "verify",
+    "verify_all",
     "verify_classes",
 ]

@@ -48,12 +48,13 @@ class CheckResult:
         True
     """
 
-    def __init__(self, ok: ndarray, failures: list[tuple[int, str]]):
+    def __init__(self, ok: ndarray, failures: list[tuple[int, str]], unchecked: int = 0):
         self.ok = ok  # [m] bool
         self.failures = failures  # (line, reason)
+        self.unchecked = unchecked  # sets whose proof was not kept
 
     def __bool__(self) -> bool:
-        return bool(self.ok.all())
+        return bool(self.ok.all()) and not self.unchecked
 
     def all(self) -> bool:
         """Whether every line holds."""
@@ -69,10 +70,11 @@ class CheckResult:
         return np.array(self.ok, dtype=dtype)
 
     def __repr__(self) -> str:
-        if self:
-            return f"CheckResult(all {len(self)} lines proved)"
+        unchecked = f"; {self.unchecked:,} sets have no proof that was kept" if self.unchecked else ""
+        if not self.failures:
+            return f"CheckResult(all {len(self)} lines proved{unchecked})"
         line, reason = self.failures[0]
-        return f"CheckResult({len(self.failures)} of {len(self)} lines rejected; line {line}: {reason})"
+        return f"CheckResult({len(self.failures)} of {len(self)} lines rejected; line {line}: {reason}{unchecked})"
 
 
 class Report:
@@ -198,6 +200,20 @@ class Report:
         ``head_or_matrix``, ``bias``: check against this classifier instead of the one in the report; a bias alone
         replaces that of the report. The rule and its threshold are the report's.
         """
+        question = self.question_of(head_or_matrix, bias)
+        columns = (self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self.stage)
+        if any(len(column) != len(self.sets) for column in columns):
+            raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
+        sets = question.with_domain(active_labels(self.sets))
+        lines = Lines(sets, self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self._certificates)
+        with one_blas_thread():
+            reasons = rejections(question, lines)
+        failures = [(i, reason) for i, reason in enumerate(reasons) if reason]
+        ok = np.array([not reason for reason in reasons], dtype=bool)
+        return CheckResult(ok, failures)
+
+    def question_of(self, head_or_matrix: Any, bias: Any) -> Question:
+        """The question of the report, asked about this classifier or with this bias where they are given."""
         question = self.question
         if head_or_matrix is not None:
             question, _ = as_question(head_or_matrix, bias, question.tol, question.box, question.rule, question.domain)
@@ -209,16 +225,7 @@ class Report:
         elif bias is not None:
             q = question
             question = checked_question(q.stored, bias, q.k, q.tol, q.box, q.rule, q.codes, q.domain)
-        columns = (self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self.stage)
-        if any(len(column) != len(self.sets) for column in columns):
-            raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
-        sets = question.with_domain(active_labels(self.sets))
-        lines = Lines(sets, self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self._certificates)
-        with one_blas_thread():
-            reasons = rejections(question, lines)
-        failures = [(i, reason) for i, reason in enumerate(reasons) if reason]
-        ok = np.array([not reason for reason in reasons], dtype=bool)
-        return CheckResult(ok, failures)
+        return question
 
     def repair(self) -> Repair:
         """The smallest change found that makes every ``UNARGMAXABLE`` set possible, verified again.

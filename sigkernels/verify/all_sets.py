@@ -1,0 +1,146 @@
+"""``verify_all``: every set of up to k labels, by closed forms where there are any, one by one where there are none."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+from ..labels import LabelSets
+from ..validation import check_int
+from .all_sets_report import AllSetsReport, Kept
+from .arrays import namespace
+from .certificate import Verdict
+from .closed_groups import Group, closed_groups, count_runs, sets_with_runs
+from .inputs import as_question, rule_of
+from .pipeline import decide
+from .progress import Progress
+from .question import Question
+
+BLOCK = 8192  # sets that are decided together
+LARGEST = 4e9  # bytes of witnesses that are kept
+FEW = 100_000  # sets of a group that are worth a second look for a larger radius
+
+
+def verify_all(
+    head_or_matrix: Any,
+    k: int,
+    bias: Any = None,
+    tol: float = 1e-8,
+    box: float = 1e4,
+    radius: bool = False,
+    device: str = "cpu",
+    executor: Executor | None = None,
+    progress: bool | Callable[[int, int], None] | None = None,
+    *,
+    rule: str | None = None,
+    threshold: Any = None,
+    domain: str = "all",
+    exactly: bool = False,
+    witnesses: bool = True,
+) -> AllSetsReport:
+    """Decide for every set of at most k labels whether a classifier can ever predict it, with a proof for each.
+
+    Heads with DFT columns or codes are decided by closed forms, one proof for all sets of a size (and a number of runs of
+    neighbouring labels); what these leave open, and every set of a plain matrix, as by :func:`verify`, a few thousand at
+    a time.
+
+    Args:
+        head_or_matrix, bias, tol, box, device, executor, progress, rule, threshold, domain: as of :func:`verify`.
+        k: the most labels of a set. The empty set is among them, except for ``rule="topk"`` and ``"argmax"``, which
+            predict at least one label; ``rule="argmax"`` asks for k = 1.
+        radius: also close the interval of every radius. Every set is then decided one by one.
+        exactly: only the sets of exactly k labels.
+        witnesses: keep an input for every set that was decided one by one and is ``ARGMAXABLE``. With False only the
+            other sets are kept, so that memory does not grow with the number of sets; ``check()`` then proves those alone.
+
+    Returns:
+        An :class:`AllSetsReport`.
+    """
+    namespace(device if isinstance(device, str) else str(device))  # one that is missing is refused first
+    question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain)
+    sizes = _sizes(question, k, exactly)
+    groups, left = _by_closed_forms(question, sizes, radius and question.is_dense)
+    alone = sum(left.values())
+    if not question.is_dense and alone:
+        open_sizes = ", ".join(map(str, sorted({size for size, _ in left})))
+        raise ValueError(
+            f"W would have {question.n * question.d:,} entries and is not formed, and closed forms leave sets of "
+            f"{open_sizes} labels open: ask for a smaller k, or sk.verify about the sets that matter"
+        )
+    if witnesses and alone * (8.0 * question.d + 500.0) > LARGEST:
+        raise ValueError(
+            f"{alone:,} sets are decided one by one, and their proofs take {alone * (8.0 * question.d + 500.0) / 1e9:.0f} "
+            "GB: pass witnesses=False, which keeps only those of sets that are not ARGMAXABLE, or ask for a smaller k"
+        )
+    kept = Kept(question, witnesses)
+    with Progress(progress, alone + sum(group.count for group in groups)) as bar:
+        bar.add(sum(group.count for group in groups))
+        for active in _blocks(question.labels, left):
+            sets = LabelSets(
+                torch.from_numpy(active.ravel()), torch.arange(len(active) + 1) * active.shape[1], question.labels
+            )
+            kept.add(decide(question, sets, [], radius=radius, device=device, executor=executor, progress=False))
+            bar.add(len(active))
+    if any(group.verdict == Verdict.THIN for group in groups):
+        notes.append("THIN by a closed form for the worst of many sets: single ones may have more room; ask sk.verify")
+    return AllSetsReport(question, sizes, groups, kept, notes)
+
+
+def _sizes(question: Question, k: Any, exactly: bool) -> range:
+    """The sizes of the sets that are asked about."""
+    least = 0 if question.rule.name == "threshold" else 1
+    k = check_int("k", k, least)
+    if k > question.labels:
+        raise ValueError(f"k must be at most the {question.labels} labels, got {k}")
+    if question.rule.name == "argmax" and k != 1:
+        raise ValueError(f'k = {k}: rule="argmax" predicts exactly one label; use k=1, or rule="topk"')
+    return range(k if exactly else least, k + 1)
+
+
+def _by_closed_forms(question: Question, sizes: range, alone: bool) -> tuple[list[Group], dict[tuple[int, int], int]]:
+    """The groups that closed forms decide, and how many sets are left of each (size, number of runs; -1: all of them).
+
+    ``alone``: leave everything. Thin groups of few sets are left, too: single sets may have more room.
+    """
+    groups: list[Group] = []
+    left: dict[tuple[int, int], int] = {}
+    for size in sizes:
+        found = [] if alone else closed_groups(question, size)
+        if question.is_dense:
+            found = [g for g in found if g.verdict != Verdict.THIN or g.count > FEW]
+        groups += found
+        if question.k < 0 or not found:
+            if not found:
+                left[size, -1] = math.comb(question.labels, size)
+            continue
+        if found[0].runs == -1:
+            continue
+        decided = {group.runs for group in found}
+        for runs in range(min(size, question.n - size) + 1):
+            count = sets_with_runs(question.n, size, runs)
+            if count and runs not in decided:
+                left[size, runs] = count
+    return groups, left
+
+
+def _blocks(n: int, left: dict[tuple[int, int], int]) -> Iterator[ndarray]:
+    """The sets that are left, in blocks of sets of one size, each sorted [m, size]."""
+    for size in sorted({size for size, _ in left}):
+        runs = [q for r, q in left if r == size]
+        every = itertools.combinations(range(n), size)
+        while True:
+            part = list(itertools.islice(every, BLOCK))
+            if not part:
+                break
+            active = np.array(part, dtype=np.int64).reshape(len(part), size)
+            if runs != [-1]:
+                active = active[np.isin(count_runs(active, n), runs)]
+            if len(active):
+                yield active

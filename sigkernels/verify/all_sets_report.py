@@ -1,0 +1,235 @@
+"""The report of ``verify_all``: counts over all sets, the impossible ones, and their proofs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from ..labels import LabelSets
+from .certificate import Certificate, Verdict
+from .closed_groups import Group, count_runs, prove_group
+from .question import Question
+from .report import CheckResult, Report, StageReport
+
+SHOWN = 5  # impossible sets in a summary
+
+
+class Kept:
+    """What was decided one by one: lines for a report, and counts of those whose proof was not kept."""
+
+    def __init__(self, question: Question, witnesses: bool):
+        self.question, self.witnesses = question, witnesses
+        self.dropped = 0  # sets that are ARGMAXABLE, with a witness that was proved and not kept
+        self.dropped_radius = math.inf  # the least bound on their radii
+        self._parts: list[Report] = []
+        self._stages: dict[str, StageReport] = {}
+        self._notes: list[str] = []
+
+    def add(self, report: Report) -> None:
+        """Take in the report on a block of sets."""
+        for s in report.stages:
+            old = self._stages.get(s.name, StageReport(s.name, 0, 0, 0.0))
+            self._stages[s.name] = StageReport(
+                s.name, old.taken + s.taken, old.decided + s.decided, old.seconds + s.seconds
+            )
+        self._notes += [note for note in report.notes if note not in self._notes]
+        if not self.witnesses:
+            possible = np.array([v == Verdict.ARGMAXABLE for v in report.verdicts], dtype=bool)
+            self.dropped += int(possible.sum())
+            self.dropped_radius = min(self.dropped_radius, float(np.min(report.radius_lo[possible], initial=math.inf)))
+            report = _lines(report, np.flatnonzero(~possible))
+        if len(report):
+            self._parts.append(report)
+
+    def report(self) -> Report:
+        """One report on all sets that were kept, in the order of their size and labels."""
+        parts = self._parts
+        none = np.empty(0, dtype=object)
+        first = np.cumsum([0, *[len(p._certificates) for p in parts]])
+        return Report(
+            self.question,
+            LabelSets.cat([p.sets for p in parts]) if parts else LabelSets.from_lists([], self.question.labels),
+            np.concatenate([none, *[p.verdicts for p in parts]]),
+            np.concatenate([np.empty(0), *[p.radius_lo for p in parts]]),
+            np.concatenate([np.empty(0), *[p.radius_hi for p in parts]]),
+            [c for p in parts for c in p._certificates],
+            np.concatenate(
+                [np.empty(0, dtype=np.int64), *[p._proof_of + a for p, a in zip(parts, first, strict=False)]]
+            ),
+            np.concatenate([none, *[p.stage for p in parts]]),
+            list(self._stages.values()),
+            self._notes,
+        )
+
+
+def _lines(report: Report, which: ndarray) -> Report:
+    """The report on some of its sets, with their certificates alone."""
+    return Report(
+        report.question,
+        LabelSets.from_lists([report.sets[int(i)].tolist() for i in which], report.question.labels),
+        report.verdicts[which],
+        report.radius_lo[which],
+        report.radius_hi[which],
+        [report.certificate(int(i)) for i in which],
+        np.arange(len(which)),
+        report.stage[which],
+        report.stages,
+        report.notes,
+    )
+
+
+class AllSetsReport:
+    """What is proved about every set of up to k labels.
+
+    Attributes:
+        sizes: the numbers of labels of the sets that were asked about.
+        groups: the sets that closed forms decide, each with one proof.
+        sets: a :class:`Report` on the sets that were decided one by one (with ``witnesses=False`` on those of them that
+            are not ``ARGMAXABLE``).
+        notes: how the classifier was read, and what could not be done.
+    """
+
+    def __init__(self, question: Question, sizes: range, groups: list[Group], kept: Kept, notes: list[str]):
+        self.question, self.sizes, self.groups = question, sizes, groups
+        self.sets = kept.report()
+        self._dropped, self._dropped_radius = kept.dropped, kept.dropped_radius
+        self.notes = [*notes, *[note for note in self.sets.notes if note not in notes]]
+
+    def __len__(self) -> int:
+        return sum(group.count for group in self.groups) + len(self.sets) + self._dropped
+
+    @property
+    def proofs(self) -> int:
+        """How many proofs decide all sets: one for each group, one for each set that was decided by itself."""
+        return len(self.groups) + len(self.sets) + self._dropped
+
+    def counts(self) -> dict[str, int]:
+        """How many sets got each verdict."""
+        out = self.sets.counts()
+        out[Verdict.ARGMAXABLE.value] += self._dropped
+        for group in self.groups:
+            out[group.verdict.value] += group.count
+        return out
+
+    @property
+    def radius_lo(self) -> float:
+        """A lower bound on the radii of all sets: 0 or less where one of them is not predictable, or thin."""
+        each = [group.radius_lo for group in self.groups] + [self._dropped_radius]
+        return float(np.min(self.sets.radius_lo, initial=min(each)))
+
+    def impossible(self, limit: int | None = None) -> Iterator[tuple[int, ...]]:
+        """The sets that no input predicts, as tuples of labels; at most ``limit`` of them."""
+        return itertools.islice(self._impossible(), limit)
+
+    def _impossible(self) -> Iterator[tuple[int, ...]]:
+        never = np.flatnonzero([v == Verdict.UNARGMAXABLE for v in self.sets.verdicts])
+        for i in never.tolist():
+            yield tuple(self.sets.sets[i].tolist())
+        n = self.question.n
+        for group in self.groups:
+            if group.verdict == Verdict.UNARGMAXABLE:
+                for labels in itertools.combinations(range(n), group.size):
+                    if count_runs(np.array([labels]), n)[0] == group.runs:
+                        yield labels
+
+    def _find(self, labels: Iterable[int]) -> Group | int | None:
+        """The group of a set, its line in ``sets``, or None where its proof was not kept."""
+        active = self._active(labels)
+        runs = int(count_runs(active[None, :], self.question.n)[0])
+        for group in self.groups:
+            if group.size == len(active) and group.runs in (-1, runs):
+                return group
+        offsets, indices = self.sets.sets.offsets.numpy(), self.sets.sets.indices.numpy()
+        at = np.flatnonzero(np.diff(offsets) == len(active))
+        rows = indices[offsets[at][:, None] + np.arange(len(active))]
+        hit = np.flatnonzero(np.all(rows == active, axis=1))
+        return int(at[hit[0]]) if hit.size else None
+
+    def _active(self, labels: Iterable[int]) -> ndarray:
+        active = np.unique(np.array(list(labels), dtype=np.int64))
+        outside = active[(active < 0) | (active >= self.question.labels)]
+        if outside.size:
+            raise ValueError(f"labels holds {outside[0]}, and there are the labels 0 to {self.question.labels - 1}")
+        if len(active) not in self.sizes:
+            raise ValueError(
+                f"labels has {len(active)} labels; the report is about sets of {self.sizes[0]} to {self.sizes[-1]}"
+            )
+        return active
+
+    def verdict(self, labels: Iterable[int]) -> Verdict:
+        """The verdict on one set."""
+        place = self._find(labels)
+        if isinstance(place, Group):
+            return place.verdict
+        return Verdict.ARGMAXABLE if place is None else self.sets.verdicts[place]
+
+    def certificate(self, labels: Iterable[int]) -> Certificate:
+        """What proves the verdict on one set."""
+        labels = list(labels)
+        place = self._find(labels)
+        if place is None:
+            raise ValueError(f"the proof for {labels} was not kept: use witnesses=True, or sk.verify for this set")
+        return (
+            place.certificate(self._active(labels), self.question)
+            if isinstance(place, Group)
+            else self.sets.certificate(place)
+        )
+
+    def check(self, head_or_matrix: Any = None, bias: Any = None) -> CheckResult:
+        """Prove everything again from W and the certificates alone, without any solver.
+
+        One entry for each group and then for each line of ``sets``; ``head_or_matrix`` and ``bias`` as of
+        :meth:`Report.check`. With ``witnesses=False`` it is not true as a whole: what was not kept cannot be proved again.
+        """
+        again = self.sets.check(head_or_matrix, bias)
+        question = self.sets.question_of(head_or_matrix, bias)
+        reasons = [_rejection(question, group) for group in self.groups]
+        failures = [(i, reason) for i, reason in enumerate(reasons) if reason]
+        failures += [(len(reasons) + i, reason) for i, reason in again.failures]
+        ok = np.concatenate([np.array([not r for r in reasons], dtype=bool), again.ok])
+        return CheckResult(ok, failures, self._dropped)
+
+    def summary(self) -> str:
+        """A few lines of text: the verdicts, the proofs, the impossible sets, the notes."""
+        total, q = max(1, len(self)), self.question
+        first, last = self.sizes[0], self.sizes[-1]
+        size = f"{last}" if first == last else f"{first} to {last}"
+        lines = [
+            f"all {len(self):,} sets of {size} of {q.labels} labels, {q.inputs} features (tol {q.tol:g}); "
+            f"predicted: {q.rule}"
+        ]
+        for name, count in self.counts().items():
+            if count:
+                lines.append(f"  {name:<13} {count:>12,}  {100 * count / total:6.2f}%")
+        lines.append(f"  proofs        {self.proofs:>12,}")
+        lines += [f"  {group}, radius at least {group.radius_lo:.3g}" for group in self.groups[:SHOWN]]
+        if len(self.groups) > SHOWN:
+            lines.append(f"  and {len(self.groups) - SHOWN} more groups")
+        never = list(self.impossible(SHOWN))
+        if never:
+            more = self.counts()[Verdict.UNARGMAXABLE.value] - len(never)
+            lines.append(f"  impossible: {', '.join(map(str, never))}" + (f" and {more:,} more" if more else ""))
+        for s in self.sets.stages:
+            if s.taken:
+                lines.append(f"  {s.name:<13} decided {s.decided:,} of {s.taken:,} in {s.seconds:.3f} s")
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{count} {name}" for name, count in self.counts().items() if count)
+        return f"AllSetsReport({len(self)} label sets, {self.proofs} proofs: {parts or 'none'})"
+
+
+def _rejection(question: Question, group: Group) -> str:
+    """Why a group is not proved; empty when it is."""
+    proof = prove_group(question, group.size, group.runs, group.kind)
+    if not (proof.lo >= group.radius_lo and proof.hi <= group.radius_hi):
+        return f"its radius {group.radius_lo} … {group.radius_hi} is not proved (only {proof.lo} … {proof.hi})"
+    proved = proof.verdict(question.tol)
+    if proved != group.verdict and (group.verdict, proved) != (Verdict.THIN, Verdict.ARGMAXABLE):
+        return f"{group.verdict} is not proved: {proof.reason or f'the closed form proves {proved}'}"
+    return ""
