@@ -25,7 +25,6 @@ from .question import Question
 
 BLOCK = 8192  # sets that are decided together
 LARGEST = 4e9  # bytes of witnesses that are kept
-FEW = 100_000  # sets of a group that are worth a second look for a larger radius
 
 
 def verify_all(
@@ -107,23 +106,18 @@ def _sizes(question: Question, k: Any, exactly: bool) -> range:
 def _by_closed_forms(question: Question, sizes: range, alone: bool) -> tuple[list[Group], dict[tuple[int, int], int]]:
     """The groups that closed forms decide, and how many sets are left of each (size, number of runs; -1: all of them).
 
-    ``alone``: leave everything. Thin groups of few sets are left, too: single sets may have more room.
+    ``alone``: leave everything.
     """
     groups: list[Group] = []
     left: dict[tuple[int, int], int] = {}
     for size in sizes:
         found = [] if alone else closed_groups(question, size)
-        if question.is_dense:
-            found = [g for g in found if g.verdict != Verdict.THIN or g.count > FEW]
         groups += found
-        if question.k < 0 or not found:
-            if not found:
-                left[size, -1] = math.comb(question.labels, size)
-            continue
-        if found[0].runs == -1:
+        if question.k < 0:
+            left[size, -1] = math.comb(question.labels, size)
             continue
         decided = {group.runs for group in found}
-        for runs in range(min(size, question.n - size) + 1):
+        for runs in range(min(size, question.n - size) + 1) if -1 not in decided else ():
             count = sets_with_runs(question.n, size, runs)
             if count and runs not in decided:
                 left[size, runs] = count

@@ -12,7 +12,8 @@ from numpy import ndarray
 
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
-from .closed_groups import Group, count_runs, prove_group
+from .check import Proof
+from .closed_groups import Group, count_runs, prove_groups
 from .question import Question
 from .report import CheckResult, Report, StageReport
 
@@ -142,7 +143,7 @@ class AllSetsReport:
         active = self._active(labels)
         runs = int(count_runs(active[None, :], self.question.n)[0])
         for group in self.groups:
-            if group.size == len(active) and group.runs in (-1, runs):
+            if group.holds(active, runs, self.question.n):
                 return group
         offsets, indices = self.sets.sets.offsets.numpy(), self.sets.sets.indices.numpy()
         at = np.flatnonzero(np.diff(offsets) == len(active))
@@ -188,7 +189,8 @@ class AllSetsReport:
         """
         again = self.sets.check(head_or_matrix, bias)
         question = self.sets.question_of(head_or_matrix, bias)
-        reasons = [_rejection(question, group) for group in self.groups]
+        proofs = prove_groups(question, self.groups)
+        reasons = [_rejection(question, group, proof) for group, proof in zip(self.groups, proofs, strict=True)]
         failures = [(i, reason) for i, reason in enumerate(reasons) if reason]
         failures += [(len(reasons) + i, reason) for i, reason in again.failures]
         ok = np.concatenate([np.array([not r for r in reasons], dtype=bool), again.ok])
@@ -209,7 +211,8 @@ class AllSetsReport:
         lines.append(f"  proofs        {self.proofs:>12,}")
         lines += [f"  {group}, radius at least {group.radius_lo:.3g}" for group in self.groups[:SHOWN]]
         if len(self.groups) > SHOWN:
-            lines.append(f"  and {len(self.groups) - SHOWN} more groups")
+            least = min(group.radius_lo for group in self.groups)
+            lines.append(f"  and {len(self.groups) - SHOWN:,} more groups, radius at least {least:.3g}")
         never = list(self.impossible(SHOWN))
         if never:
             more = self.counts()[Verdict.UNARGMAXABLE.value] - len(never)
@@ -224,9 +227,8 @@ class AllSetsReport:
         return f"AllSetsReport({len(self)} label sets, {self.proofs} proofs: {parts or 'none'})"
 
 
-def _rejection(question: Question, group: Group) -> str:
+def _rejection(question: Question, group: Group, proof: Proof) -> str:
     """Why a group is not proved; empty when it is."""
-    proof = prove_group(question, group.size, group.runs, group.kind)
     if not (proof.lo >= group.radius_lo and proof.hi <= group.radius_hi):
         return f"its radius {group.radius_lo} … {group.radius_hi} is not proved (only {proof.lo} … {proof.hi})"
     proved = proof.verdict(question.tol)

@@ -23,20 +23,34 @@ from .certificate import Certificate, Verdict
 from .check import Proof
 from .code_words import prove_code_words
 from .question import Question
+from .rotations import notch_inputs, prove_rotations, representative_of, representatives
 from .witness import alternation_certificate, roots_certificate
+
+FEW = 2000  # sets for which a thin closed form is not enough: they are decided one by one
+MANY = 60_000  # sets with label 0 that are gone through for classes of rotations
 
 
 @dataclass(frozen=True)
 class Group:
-    """``count`` label sets that one closed form decides: all of ``size`` labels, in ``runs`` runs (-1: in any number)."""
+    """``count`` label sets that one closed form decides: all of ``size`` labels, in ``runs`` runs (-1: in any number).
+
+    Or, with the kind "rotations", those of them that are rotations of the set ``labels``.
+    """
 
     size: int
     runs: int
     count: int
-    kind: str  # of the certificate of each of them: "codes", "roots" or "alternation"
+    kind: str  # "codes", "roots", "alternation" or "rotations"
     verdict: Verdict
     radius_lo: float
     radius_hi: float
+    labels: tuple[int, ...] = ()
+
+    def holds(self, active: ndarray, runs: int, n: int) -> bool:
+        """Whether a set of labels, in this many runs, belongs to the group."""
+        if len(active) != self.size or self.runs not in (-1, runs):
+            return False
+        return self.kind != "rotations" or representative_of(active, n) == self.labels
 
     def certificate(self, active: ndarray, question: Question) -> Certificate:
         """What proves one set of the group by itself."""
@@ -44,9 +58,15 @@ class Group:
             return roots_certificate(active, question.n)
         if self.kind == "alternation":
             return alternation_certificate(active, question.n, question.k)
+        if self.kind == "rotations":
+            x = np.zeros(question.d)
+            x[: question.dft_columns] = notch_inputs(question, active[None, :])[0]
+            return Certificate("witness", witness=x)
         return Certificate("codes")
 
     def __str__(self) -> str:
+        if self.kind == "rotations":
+            return f"{self.count:,} rotations of {self.labels}: {self.verdict}"
         labels = f"{self.size} label{'' if self.size == 1 else 's'}"
         if self.runs > 0 and self.size > 1:
             labels += f" in {self.runs} run{'' if self.runs == 1 else 's'}"
@@ -80,12 +100,16 @@ def closed_groups(question: Question, size: int) -> list[Group]:
             return [group]
     if question.k < 0:
         return []
-    found = []
+    found: list[Group] = []
     for runs in range(min(size, n - size) + 1):
         count = sets_with_runs(n, size, runs)
         kind = "roots" if runs <= question.k else "alternation"
         group = _group(question, size, runs, count, kind) if count else None
-        if group is not None:
+        if group is None or (group.verdict == Verdict.THIN and count <= FEW and question.is_dense):
+            continue
+        if group.verdict == Verdict.THIN and math.comb(n - 1, size - 1) <= MANY:
+            found += _rotation_groups(question, size, runs, group)
+        else:
             found.append(group)
     return found
 
@@ -94,8 +118,48 @@ def _group(question: Question, size: int, runs: int, count: int, kind: str) -> G
     proof = prove_group(question, size, runs, kind)
     if proof.argmaxable is None:
         return None
-    lo = proof.lo - 1e-9 * abs(proof.lo) if math.isfinite(proof.lo) else proof.lo  # so that any library proves it again
+    lo = _weaker(proof.lo)
     return Group(size, runs, count, kind, proof._replace(lo=lo).verdict(question.tol), lo, proof.hi)
+
+
+def _rotation_groups(question: Question, size: int, runs: int, whole: Group) -> list[Group]:
+    """One group for each class of rotations, with a radius of its own."""
+    active, counts = representatives(question.n, size)
+    mine = count_runs(active, question.n) == runs
+    active, counts = active[mine], counts[mine]
+    out = []
+    for labels, count, radius in zip(active, counts.tolist(), prove_rotations(question, active).tolist(), strict=True):
+        lo = max(whole.radius_lo, _weaker(radius))
+        verdict = Verdict.ARGMAXABLE if lo >= question.tol else Verdict.THIN
+        out.append(Group(size, runs, count, "rotations", verdict, lo, whole.radius_hi, tuple(labels.tolist())))
+    return out
+
+
+def _weaker(bound: float) -> float:
+    """A lower bound that any library proves again."""
+    return bound - 1e-9 * abs(bound) if math.isfinite(bound) else bound
+
+
+def prove_groups(question: Question, groups: list[Group]) -> list[Proof]:
+    """What closed forms prove for each of the groups, from what it says about its sets alone."""
+    proofs = [prove_group(question, g.size, g.runs, "roots" if g.kind == "rotations" else g.kind) for g in groups]
+    for size in {group.size for group in groups if group.kind == "rotations"}:
+        which = [i for i, g in enumerate(groups) if g.kind == "rotations" and g.size == size and _is_sound(question, g)]
+        if not which:
+            continue
+        active = np.array([groups[i].labels for i in which], dtype=np.int64)
+        for i, radius in zip(which, prove_rotations(question, active).tolist(), strict=True):
+            proofs[i] = proofs[i]._replace(lo=max(proofs[i].lo, radius))
+    return proofs
+
+
+def _is_sound(question: Question, group: Group) -> bool:
+    """Whether its representative is a set of its size and runs, and these are few enough."""
+    active = np.array(group.labels, dtype=np.int64)
+    if question.k < 0 or active.shape != (group.size,) or not group.size or np.any(np.diff(active) <= 0):
+        return False
+    inside = active[0] >= 0 and active[-1] < question.n
+    return bool(inside and 0 < group.runs <= question.k and count_runs(active[None, :], question.n)[0] == group.runs)
 
 
 def prove_group(question: Question, size: int, runs: int, kind: str) -> Proof:
