@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "sigkernels.demo.command",
     "verify": "sigkernels.verify.command",
     "check": "sigkernels.verify.check_command",
+    "explore": "sigkernels.verify.explore_command",
     "bench": "sigkernels.bench_command",
 }
 BAD_INPUT = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -186,6 +186,12 @@ class Report:
         if certificate.witness is None and certificate.kind == "codes":
             return code_points(self.question, [self.sets[i].numpy()])[0]
         return None if certificate.witness is None else certificate.witness[: self.question.inputs]
+
+    def explain(self, i: int, names: Sequence[str] | None = None) -> str:
+        """What proves line i, in words; ``names [n]`` replace the numbers of the labels."""
+        from .explain import explain
+
+        return explain(self, self._line(i), names)
 
     def logit_threshold(self, i: int) -> Any:
         """What the logits at ``witness(i)`` are compared with: a number, or one for each label ``[n]``."""

@@ -1,0 +1,63 @@
+"""``sigkernels explore REPORT``: a saved report as one page for the browser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from .classifier_file import add_array_options, load_output_layer
+from .explore_page import explore_page
+from .files import BadFile, existing_file
+from .report import Report
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add ``explore`` to the subcommands of a parser."""
+    parser = subparsers.add_parser(
+        "explore",
+        help="write a saved report of verify as one page for the browser",
+        description="Write a saved report as one page that loads nothing from anywhere: filter the label sets, read in "
+        "words why one can never be predicted, see the radii by set size.",
+    )
+    parser.add_argument("report", metavar="REPORT", help="file that sigkernels verify --out or report.save wrote")
+    parser.add_argument(
+        "weights", metavar="WEIGHTS", nargs="?", help="the output layer, for a report that was saved without it"
+    )
+    add_array_options(parser)
+    parser.add_argument("--out", metavar="PAGE", help="where the page goes (default: REPORT with .html)")
+    parser.add_argument("--names", metavar="FILE", help="the names of the labels: one in each line, or a JSON list")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns its exit code."""
+    file = existing_file(args.report)
+    if args.weights is None:
+        report = Report.load(file)
+    else:
+        classifier, layer = load_output_layer(args)
+        report = Report.load(file, classifier, layer.bias)
+    names = None if args.names is None else read_names(existing_file(args.names), report.question.labels)
+    out = file.with_suffix(".html") if args.out is None else Path(args.out)
+    if out.resolve() in {Path(given).resolve() for given in (args.report, args.weights, args.names) if given}:
+        raise ValueError(f"--out {out} is an input and would be overwritten: choose another name")
+    out.write_text(explore_page(report, f"Report of {file.name}", names), encoding="utf-8")
+    result = {"page": str(out), "sets": len(report), "counts": report.counts()}
+    print(json.dumps({"schema": 1} | result) if args.json else f"{out}: {len(report)} label sets; open it in a browser")
+    return 0
+
+
+def read_names(file: Path, num_labels: int) -> list[str]:
+    """The names of all labels, in order."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        names = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BadFile(f"{file}: is neither a line of text for each label nor a JSON list: {error}") from None
+    if not all(isinstance(name, str) for name in names) or len(names) != num_labels:
+        raise BadFile(f"{file}: holds {len(names)} names for {num_labels} labels; give one text for each label")
+    return names
