@@ -101,6 +101,23 @@ def test_all_pairs_need_no_more_than_a_trigonometric_polynomial():
     assert repaired(W, verify(W, pairs)).columns.shape[1] <= 5
 
 
+@pytest.mark.parametrize("rule", ("threshold", "topk"))
+def test_what_was_possible_needs_no_solver(rule):
+    rng = np.random.default_rng(8)
+    W = 100.0 ** rng.uniform(-1, 1, (30, 1)) * rng.standard_normal((30, 5))
+    sets = [np.flatnonzero(W @ x > 0).tolist() for x in rng.standard_normal((6, 5))] + [[1, 2, 3], [4, 8, 20]]
+    report = verify(W, sets, rule=rule)
+    found = repaired(W, report)
+    assert len(found.impossible) and found.report.stages[0].decided == 8 - len(found.impossible)
+
+
+def test_rows_of_every_length_beside_a_constant_column():
+    rng = np.random.default_rng(9)
+    W = 10.0 ** rng.uniform(-2, 2, (20, 1)) * rng.standard_normal((20, 3))
+    pairs = [list(p) for p in itertools.combinations(range(20), 2)]
+    assert repaired(W, verify(W, pairs, rule="topk")).columns.shape[1] <= 4
+
+
 def test_nothing_impossible_is_said():
     found = verify(np.eye(3), [[0], [1, 2]]).repair()
     assert found.method == "none" and found.columns.shape == (3, 0) and "nothing to repair" in found.summary()

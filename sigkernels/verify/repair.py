@@ -182,15 +182,17 @@ def _verified_again(report: Report, columns: ndarray) -> Report:
     question = checked_question(
         np.concatenate([q.stored, columns], axis=1), q.stored_bias, q.k, q.tol, q.box, q.rule, q.codes, q.domain
     )
-    known = [_with_zeros(report.certificate(i), q.inputs, columns.shape[1]) for i in range(len(report))]
+    known = [_on_more_columns(report.certificate(i), q, question) for i in range(len(report))]
     return decide(question, report.sets, [f"{columns.shape[1]} columns were appended to W"], known=known)
 
 
-def _with_zeros(certificate: Certificate, at: int, count: int) -> Certificate:
-    """The witness of a certificate for ``count`` more features from ``at`` on."""
+def _on_more_columns(certificate: Certificate, before: Question, after: Question) -> Certificate:
+    """The certificate with a witness that leaves the new features at 0."""
     witness = certificate.witness
     if witness is not None:
-        witness = np.insert(witness, np.full(count, at), 0)
+        witness = np.insert(witness, np.full(after.inputs - before.inputs, before.inputs), 0)
+        if before.threshold_unit:  # the unit is a power of two that may differ
+            witness[-1] *= type(witness[-1])(before.threshold_unit / after.threshold_unit)
     return Certificate(certificate.kind, witness=witness, roots=certificate.roots)
 
 

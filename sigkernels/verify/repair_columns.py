@@ -21,12 +21,13 @@ import numpy as np
 from numpy import ndarray
 from scipy.optimize import OptimizeResult, minimize
 
-from .question import ActiveSets, Question, dft_matrix
+from .question import BLOCK, DENSE, ActiveSets, Question, dft_matrix
 from .witness import runs_of
 
 STEPS = 400  # of the search for columns of one number
-WORK = 4e9  # multiplications of one such search, at most
-FEWEST_STEPS = 20  # … a search that has no time for these is not begun
+WORK = 3e9  # of one such search, at most: multiplications, and entries that are read or written
+PASSES = 10  # over the margins of all sets and labels in a step
+FEWEST_STEPS = 50  # a search that has no time for these is not begun
 ENOUGH = 0.5  # of the margin that is aimed at: where the search may stop
 
 
@@ -39,30 +40,45 @@ class Columns(NamedTuple):
 
 def proposals(question: Question, sets: ActiveSets) -> Iterator[Columns]:
     """Columns for these sets, fewest first as far as that is known; the last ones always do."""
-    labels = question.labels
-    sets = [active[active < labels] for active in sets]
-    known = [_one_for_each(sets, labels)]
-    waves = max(len(runs_of(active, labels)) for active in sets)
+    sets = [active[active < question.labels] for active in sets]
+    waves = max(len(runs_of(active, question.labels)) for active in sets)
     constant = bool(question.threshold_unit) or question.k >= 0  # such a column is there already
-    if question.domain == "all" and constant < 2 * waves + 1 <= labels:  # features of either sign
-        trigonometric = dft_matrix(labels, waves)[:, int(constant) :] * np.sqrt(labels / 2)
-        known.append(Columns("trigonometric columns", trigonometric))
-    known.sort(key=lambda columns: columns.values.shape[1])
-    fewest = known[0].values.shape[1]
+    known = {_one_for_each: len(sets)}
+    if question.domain == "all" and constant < 2 * waves + 1 <= question.labels:  # features of either sign
+        known[_trigonometric] = 2 * waves + 1 - constant
+    fewest = min(known.values())
     if question.is_dense and fewest > 1:
         if question.rule.name == "argmax" and question.k < 0:
             yield Columns("half the squared norms", _lifted(question))
         yield from _learned(question, sets, fewest)
-    norms = _row_norms(question)[:, None]
-    for columns in known:
-        yield columns._replace(values=columns.values * norms)
+    for build, count in sorted(known.items(), key=lambda item: item[1]):
+        if question.labels * count <= DENSE:
+            yield build(question, sets)
 
 
-def _one_for_each(sets: ActiveSets, labels: int) -> Columns:
-    signs = np.full((labels, len(sets)), -1.0)
-    for column, active in enumerate(sets):
-        signs[active, column] = 1.0
-    return Columns("one column for each set", signs)
+def _one_for_each(question: Question, sets: ActiveSets) -> Columns:
+    signs = _signs(sets, np.arange(question.labels)).T
+    return Columns("one column for each set", signs * _row_norms(question)[:, None])
+
+
+def _trigonometric(question: Question, sets: ActiveSets) -> Columns:
+    labels = question.labels
+    waves = dft_matrix(labels, max(len(runs_of(active, labels)) for active in sets)) * np.sqrt(labels / 2)
+    norms = _row_norms(question)
+    if question.threshold_unit or question.k >= 0:  # beside a constant column that is there all rows have one unit
+        return Columns("trigonometric columns", waves[:, 1:] * float(np.median(norms)))
+    return Columns("trigonometric columns", waves * norms[:, None])
+
+
+def _signs(sets: ActiveSets, labels: ndarray) -> ndarray:
+    """±1 for each set and each of these labels [m, p]."""
+    place = np.full(int(labels.max(initial=-1)) + 1, -1)
+    place[labels] = np.arange(len(labels))
+    signs = np.full((len(sets), len(labels)), -1.0)
+    for row, active in enumerate(sets):
+        at = place[active[active < len(place)]]
+        signs[row, at[at >= 0]] = 1.0
+    return signs
 
 
 def _row_norms(question: Question) -> ndarray:
@@ -89,23 +105,20 @@ def _learned(question: Question, sets: ActiveSets, fewer_than: int) -> Iterator[
     for active in sets:
         count[active] += 1
     mixed = np.flatnonzero((count > 0) & (count < len(sets)))
-    signs = np.full((len(sets), len(rows)), -1.0)
-    for row, active in enumerate(sets):
-        signs[row, active] = 1.0
     width = 1
     while width < fewer_than:
-        steps = int(min(STEPS, WORK / max(1, len(sets) * len(mixed) * (question.d + width))))
+        steps = int(min(STEPS, WORK / max(1, len(sets) * len(mixed) * (PASSES + question.d + width))))
         if steps < FEWEST_STEPS:
             return
-        found = _fit(question, rows[mixed], signs[:, mixed], width, steps)
+        found = _fit(question, rows[mixed], _signs(sets, mixed), width, steps)
         if found is not None:
             x, _, v = found
             values = np.zeros((len(rows), width))
             values[mixed] = v
             rest = np.setdiff1d(np.arange(len(rows)), mixed)
-            reach = x @ rows[rest].T
-            inside = count[rest] > 0
-            values[rest, 0] = np.where(inside, 1.0 - reach.min(axis=0), -1.0 - reach.max(axis=0))
+            for part in np.array_split(rest, 1 + len(rest) * len(sets) // BLOCK):
+                reach = x @ rows[part].T
+                values[part, 0] = np.where(count[part] > 0, 1.0 - reach.min(axis=0), -1.0 - reach.max(axis=0))
             values /= np.maximum(np.max(np.abs(values), axis=0), 1e-300)
             yield Columns("learned columns", values * norms[:, None])
         width += max(1, width // 3)
