@@ -20,6 +20,7 @@ from .certificate import Certificate
 from .cone import Cone, Found
 from .highest_logits import highest_logits
 from .inputs import as_question, rule_of
+from .label_names import check_names
 from .ledger import Ledger
 from .newton import motzkin, newton, newton_on_all_rows
 from .progress import Progress
@@ -52,6 +53,7 @@ def verify(
     rule: Rule | None = None,
     threshold: Any = None,
     domain: Domain = "all",
+    names: Sequence[str] | None = None,
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
@@ -77,6 +79,7 @@ def verify(
             ``"free"``: chosen for each input, as one more feature. An estimator's rule and threshold are its own.
         domain: ``"all"`` inputs, or ``"nonnegative"`` ones alone: features after a ReLU. A plain matrix then rules out
             more sets, and the radius is that of a ball of inputs within ``0 ≤ x_j ≤ box``.
+        names: one name for each label, for summaries and explanations in words.
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
@@ -104,7 +107,10 @@ def verify(
         )
     given = LabelSets.of(label_sets, question.labels).to("cpu")
     question.rule.check_sets(given)
-    return decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
+    checked_names = check_names(names, question.labels)
+    report = decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
+    report.names = checked_names
+    return report
 
 
 def decide(
@@ -156,6 +162,8 @@ def verify_classes(
     device: str = "cpu",
     executor: Executor | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
+    *,
+    names: Sequence[str] | None = None,
 ) -> Report:
     """Decide for every class of a softmax whether it can ever win, with a proof for each: tokens no input produces.
 
@@ -170,7 +178,7 @@ def verify_classes(
     layer = getattr(head_or_matrix, "weight", head_or_matrix)
     count = getattr(head_or_matrix, "num_labels", None) or len(getattr(head_or_matrix, "coef_", layer))
     every = LabelSets(torch.arange(count), torch.arange(count + 1), count)
-    return verify(head_or_matrix, every, bias, tol, box, False, device, executor, progress, rule="argmax")
+    return verify(head_or_matrix, every, bias, tol, box, False, device, executor, progress, rule="argmax", names=names)
 
 
 def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:
