@@ -29,8 +29,8 @@ class Coded:
 def coded(monkeypatch):
     """``verify`` of a question with codes, built from (slack, bias)."""
 
-    def as_question(head, bias, tol, box, rule, domain):
-        return Question(S, bias, K, tol, box, rule, CODES, domain), []
+    def as_question(head, bias, tol, box, rule, domain, ball):
+        return Question(S, bias, K, tol, box or 1e4, rule, CODES, domain, ball), []
 
     monkeypatch.setattr(pipeline, "as_question", as_question)
     return lambda sets, **options: verify(Coded(), sets, **options)

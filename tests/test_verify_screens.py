@@ -7,12 +7,12 @@ import pytest
 from scipy.optimize import linprog
 
 from sigkernels.codes import code_matrix
-from sigkernels.verify import interior as interior_module
-from sigkernels.verify import pipeline, verify
+from sigkernels.verify import largest_balls, pipeline, verify
 from sigkernels.verify.arrays import smallest, to_numpy
 from sigkernels.verify.cone import Cone
 from sigkernels.verify.exact import gordan_alternative, integer_row
-from sigkernels.verify.interior import Item, balls
+from sigkernels.verify.input_ball import Box
+from sigkernels.verify.largest_balls import Item, balls
 from sigkernels.verify.lp import chebyshev
 from sigkernels.verify.newton import (
     _first_choice,
@@ -189,7 +189,7 @@ def check_largest_balls(rows, offset, lists, whole=False):
     """Both bounds of every set are the optimum of its full program, in numpy and by the standard's names alone."""
     n, d = rows.shape
     items = [Item(i, active, None) for i, active in enumerate(lists)]
-    answers = {xp: {b.number: b for b in balls(xp, rows, offset, 10.0, items, whole)} for xp in (np, strict)}
+    answers = {xp: {b.number: b for b in balls(xp, rows, offset, Box(10.0), items, whole)} for xp in (np, strict)}
     assert len(answers[np]) == len(answers[strict]) == len(items)
     for i, active, _ in items:
         y = np.where(np.isin(np.arange(n), active), 1.0, -1.0)
@@ -213,11 +213,11 @@ def test_the_largest_balls_of_many_sets_equal_the_full_programs(biased, whole):
 
 def test_balls_that_a_row_left_out_would_cut_are_solved_again_on_all_rows(monkeypatch):
     solved = []
-    solve = interior_module.interior
+    solve = largest_balls.interior
     monkeypatch.setattr(
-        interior_module, "interior", lambda *args, **kw: solved.append(args[1].shape[:2]) or solve(*args, **kw)
+        largest_balls, "interior", lambda *args, **kw: solved.append(args[1].shape[:2]) or solve(*args, **kw)
     )
-    monkeypatch.setattr(interior_module, "ROUGH_ON_ALL", 100.0)  # nothing is known when rows are left out
+    monkeypatch.setattr(largest_balls, "ROUGH_ON_ALL", 100.0)  # nothing is known when rows are left out
     check_largest_balls(W / np.linalg.norm(W, axis=1, keepdims=True), None, LISTS[20:], whole=True)
     assert [rows for _, rows in solved] == [N, 20, N] * 2  # in numpy, and in the strict namespace
 
@@ -225,10 +225,8 @@ def test_balls_that_a_row_left_out_would_cut_are_solved_again_on_all_rows(monkey
 @pytest.mark.parametrize("biased", (False, True))
 def test_the_largest_balls_of_wide_layers_where_most_coordinates_end_at_the_edge_of_the_box(biased, monkeypatch):
     held = []
-    few = interior_module._in_few_coordinates
-    monkeypatch.setattr(
-        interior_module, "_in_few_coordinates", lambda *args: held.append(args[-1].shape[1]) or few(*args)
-    )
+    few = largest_balls.in_few_coordinates
+    monkeypatch.setattr(largest_balls, "in_few_coordinates", lambda *args: held.append(args[-1].shape[1]) or few(*args))
     rng = np.random.default_rng(5)
     n, d = 700, 90
     rows = rng.standard_normal((n, d)) - 0.5  # as trained layers are: without input, no label

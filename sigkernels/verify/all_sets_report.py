@@ -14,7 +14,6 @@ from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .check import Proof
 from .closed_groups import Group, count_runs, prove_groups
-from .label_names import in_words
 from .question import Question
 from .report import CheckResult, Report, StageReport
 
@@ -94,27 +93,11 @@ class AllSetsReport:
         sets: a :class:`Report` on the sets that were decided one by one (with ``witnesses=False`` on those of them that
             are not ``ARGMAXABLE``).
         notes: how the classifier was read, and what could not be done.
-        names: one name for each label, or None.
-
-    Example:
-        >>> report = sk.verify_all(np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [0.1, 0.1]]), 1, rule="argmax")
-        >>> list(report.impossible()), report.verdict([0])
-        ([(3,)], ARGMAXABLE)
     """
 
-    def __init__(
-        self,
-        question: Question,
-        sizes: range,
-        groups: list[Group],
-        kept: Kept,
-        notes: list[str],
-        names: tuple[str, ...] | None = None,
-    ):
+    def __init__(self, question: Question, sizes: range, groups: list[Group], kept: Kept, notes: list[str]):
         self.question, self.sizes, self.groups = question, sizes, groups
-        self.names = names
         self.sets = kept.report()
-        self.sets.names = names
         self._dropped, self._dropped_radius = kept.dropped, kept.dropped_radius
         self.notes = [*notes, *[note for note in self.sets.notes if note not in notes]]
 
@@ -233,10 +216,7 @@ class AllSetsReport:
         never = list(self.impossible(SHOWN))
         if never:
             more = self.counts()[Verdict.UNARGMAXABLE.value] - len(never)
-            lines.append(
-                f"  impossible: {', '.join(in_words(s, self.names) for s in never)}"
-                + (f" and {more:,} more" if more else "")
-            )
+            lines.append(f"  impossible: {', '.join(map(str, never))}" + (f" and {more:,} more" if more else ""))
         for s in self.sets.stages:
             if s.taken:
                 lines.append(f"  {s.name:<13} decided {s.decided:,} of {s.taken:,} in {s.seconds:.3f} s")

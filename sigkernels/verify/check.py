@@ -19,8 +19,10 @@ from .question import Question
 from .rounding import (
     SLOP,
     SMALLEST,
+    TINY,
     U,
     exact_dots,
+    gamma,
     norm_upper,
     smallest_singular_value_exceeds,
     two_parts,
@@ -132,7 +134,7 @@ def _malformed(certificate: Certificate) -> str:
 
 
 def trivial_bounds(question: Question, active: ndarray) -> Proof:
-    """What holds without any certificate: ``x = 0`` is in the box, one label bounds the ball, and zero rows decide."""
+    """What holds without any certificate: ``x = 0`` is in the ball, one label bounds the ball, and zero rows decide."""
     if question.constant_answer(active).size:
         return Proof(-math.inf if question.bias is not None else 0.0, 0.0, False)
     lo = 0.0 if question.bias is None else -math.inf
@@ -163,14 +165,15 @@ def _roots(question: Question, active: ndarray, roots: ndarray | None) -> tuple[
         return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {question.k}"
     if question.bias is not None:
         return -math.inf, ""  # scaled up far enough it outgrows every bias, but perhaps not within the box
-    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box. Between two roots log|p| is concave,
+    # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box; the columns are orthonormal, so they
+    # have the norm of the n values of p, at most √n, and R/√n·p is in the l2 ball. Between two roots log|p| is concave,
     # so the labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
     labels = np.unique(np.concatenate([roots, roots - 1]) % question.n)
     half_steps = np.abs(2 * (labels[:, None] - roots[None, :]) + 1)
     half_steps = np.minimum(half_steps, 2 * question.n - half_steps)
     log_value = np.log(np.sin((math.pi / 2) * half_steps / question.n)).sum(axis=1)
     log_radius = float(np.min(log_value, initial=0.0)) - math.log(float(question.norms[1].max()))
-    log_radius += math.log(question.box) - 0.5 * math.log(2.0 * question.n)
+    log_radius += math.log(question.box) - 0.5 * math.log((1.0 if question.ball.name == "l2" else 2.0) * question.n)
     log_radius -= 1e-9 * (1.0 + float(np.max(np.abs(log_value), initial=0.0)))
     return (math.exp(log_radius) if log_radius > -700 else 0.0), ""
 
@@ -283,7 +286,10 @@ def _exact_gordan(question: Question, rows: ndarray, bias: ndarray | None, multi
 
 
 def _dual_bound(question: Question, active: ndarray, support: ndarray, multipliers: ndarray) -> float:
-    """``(R·‖Σ λ_i y_i w_i‖₁ + Σ λ_i y_i c_i) / Σ λ_i‖w_i‖``, rounded up: no ball in the box has a larger radius."""
+    """``(R·‖Σ λ_i y_i w_i‖* + Σ λ_i y_i c_i) / Σ λ_i‖w_i‖``, rounded up: no input of the ball has a larger margin.
+
+    ``‖·‖*`` is the dual norm of the ball: ``‖·‖₁`` for the box, ``‖·‖₂`` for the l2 ball.
+    """
     # Any positive multipliers will do, so what two floats cannot hold is dropped.
     if multipliers.dtype == object:
         largest = max(multipliers)
@@ -297,7 +303,7 @@ def _dual_bound(question: Question, active: ndarray, support: ndarray, multiplie
     weights = [high, low] if low.size else [high]
     total, error = weighted_row_sum(np.concatenate([rows] * len(weights)), np.concatenate(weights))
     blur = float(high.sum()) * question.entry_error * SLOP * SLOP
-    spread = float((np.abs(total) + error).sum())
+    spread = question.ball.dual_norm_upper(np.abs(total) + error)
     if blur * question.dft_columns > 1e-8 * spread:  # the rounding of the DFT matters here: use what it left out
         missing = np.zeros(rows.shape)
         missing[:, : question.dft_columns] = question.low(support)
@@ -305,14 +311,17 @@ def _dual_bound(question: Question, active: ndarray, support: ndarray, multiplie
         stacked = np.concatenate([rows] * len(weights) + [missing] * len(weights))
         total, error = weighted_row_sum(stacked, np.concatenate(weights * 2))
         blur = float(high.sum()) * question.low_error * SLOP * SLOP
-        spread = float((np.abs(total) + error).sum())
-    bound = question.box * (spread + blur * question.dft_columns) * SLOP
+    reach = np.abs(total) + error
+    reach[: question.dft_columns] += blur
+    bound = question.box * question.ball.dual_norm_upper(reach) * (1.0 + 4 * U)
     if bias is not None:
         value, slack = weighted_row_sum(np.concatenate([bias] * len(weights))[:, None], np.concatenate(weights))
         bound += float(value[0]) + float(slack[0])
+        bound += 4 * U * (abs(bound) + float(slack[0]))
     # A positive bound is divided by the least possible weight, a negative one by the greatest.
     weight = float(high @ question.norms[0 if bound >= 0 else 1][support])
-    weight = weight / (SLOP * SLOP) if bound >= 0 else weight * SLOP * SLOP
+    rounding = 1.0 + gamma(len(high) + 8) if weight > TINY else SLOP * SLOP  # tiny numbers round more coarsely
+    weight = weight / rounding if bound >= 0 else weight * rounding
     if not 0 < weight < math.inf or not math.isfinite(bound):
         return math.inf
     ratio = bound / weight

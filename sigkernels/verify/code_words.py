@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from ..codes import code_witness, guarantee, guaranteed_size
+from ..codes import code_witness, coherence, guarantee, guaranteed_size
 from .question import Question
 from .rounding import SLOP, U
 
@@ -28,17 +28,24 @@ def prove_code_words(question: Question, active: ndarray) -> tuple[float, str]:
         most = guaranteed_size(question.codes, question.n)
         return -math.inf, f"{len(active)} labels are more than the {most} that these codes promise to predict"
     # A few roundings in the scale and in what follows; the margin is a multiple of a power of two, exact.
-    room = found.scale * found.margin * (1 - 16 * U) - largest
-    if room <= 0:  # scaled up far enough the witness outgrows every bias, but not within the box
+    scale = _scale_in_l2(question, len(active)) if question.ball.name == "l2" else found.scale
+    room = scale * found.margin * (1 - 16 * U) - largest
+    if room <= 0:  # scaled up far enough the witness outgrows every bias, but not within the ball
         return -math.inf, ""
     return room / (float(question.norms[1].max()) * SLOP * SLOP) * (1 - 4 * U), ""
 
 
+def _scale_in_l2(question: Question, r: int) -> float:
+    """How far the witness of a set of r labels can be scaled up: ``‖Σ c_i‖² ≤ r + r(r-1)μ``, and the constant feature."""
+    mu = coherence(question.codes, question.n)
+    assert mu is not None
+    return question.box / math.sqrt(question.n * ((1 + mu) / 2) ** 2 + r + r * (r - 1) * mu)
+
+
 def code_points(question: Question, sets: list[ndarray]) -> ndarray:
-    """The witnesses of these sets, scaled to the box, ``[len(sets), d]``: rounded, so to be proved where that matters."""
+    """The witnesses of these sets, scaled to the ball, ``[len(sets), d]``: rounded, so to be proved where that matters."""
     x = np.zeros((len(sets), question.d))
     offsets = np.cumsum([0, *map(len, sets)])
     columns = slice(question.dft_columns, question.dft_columns + question.codes)
     x[:, 0], x[:, columns] = code_witness(question.n, question.codes, np.concatenate([*sets, []]).astype(int), offsets)
-    x *= question.box / np.max(np.abs(x), axis=1, keepdims=True)
-    return np.clip(x, -question.box, question.box)
+    return question.ball.scaled(x)

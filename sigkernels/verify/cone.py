@@ -78,12 +78,10 @@ class Cone:
         return self.xp.asarray(y, dtype=self.dtype)
 
     def inputs(self, x: Array) -> np.ndarray:
-        """Points of the cone [p, D] as inputs of the classifier [p, d]: scaled to the box, or divided by t."""
+        """Points of the cone [p, D] as inputs of the classifier [p, d]: scaled to the ball, or divided by t."""
         points = to_numpy(x).astype(np.float64)
         if self.question.bias is None:
-            largest = np.max(np.abs(points), axis=1, keepdims=True, initial=0.0)
-            factor = self.question.box / np.where(largest > 0, largest, 1.0)
-            return np.clip(points * factor, -self.question.box, self.question.box)
+            return self.question.ball.scaled(points)
         t = points[:, -1:] * self.bias_scale
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             out = points[:, :-1] / t

@@ -13,6 +13,7 @@ from ..codes import check_codes
 from ..dft import check_dft
 from ..heads import DFTHead, Head
 from ..validation import check_number, is_distributed
+from .input_ball import BALLS
 from .question import Question
 from .rules import DecisionRule
 
@@ -65,7 +66,13 @@ def as_numpy(name: str, value: Any) -> ndarray:
 
 
 def as_question(
-    classifier: Any, bias: Any, tol: float, box: float, rule: DecisionRule, domain: str = "all"
+    classifier: Any,
+    bias: Any,
+    tol: float,
+    box: float | None,
+    rule: DecisionRule,
+    domain: str = "all",
+    ball: str = "box",
 ) -> tuple[Question, list[str]]:
     """The question that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
     notes = []
@@ -95,7 +102,7 @@ def as_question(
             f"the verdicts are about the output layer: its projection from {projection.in_features} to "
             f"{projection.out_features} features cannot reach every x"
         )
-    question = checked_question(weight, bias, k, tol, box, rule, codes, domain)
+    question = checked_question(weight, bias, k, tol, box, rule, codes, domain, ball)
     if weight.dtype == np.float32 and k < 0:
         notes.append("the float32 weights are taken as the exact numbers they store")
     if rule.is_free and k >= 0:
@@ -136,10 +143,20 @@ def rule_of(classifier: Any, rule: Any, threshold: Any) -> DecisionRule:
 
 
 def checked_question(
-    weight: Any, bias: Any, k: int, tol: float, box: float, rule: DecisionRule, codes: int = 0, domain: str = "all"
+    weight: Any,
+    bias: Any,
+    k: int,
+    tol: float,
+    box: float | None,
+    rule: DecisionRule,
+    codes: int = 0,
+    domain: str = "all",
+    ball: str = "box",
 ) -> Question:
     """The question of a matrix W, or of the slack columns of a DFT (``k ≥ 0``), after every check of its numbers."""
-    tol, box = check_number("tol", tol), check_number("box", box)
+    if ball not in BALLS:
+        raise ValueError(f"ball={ball!r}: use one of {', '.join(map(repr, BALLS))}")
+    tol, box = check_number("tol", tol), check_number("box", BALLS[ball].default_size if box is None else box)
     if tol < 0:
         raise ValueError(f"tol must be at least 0, got {tol}")
     if not box > 0:
@@ -167,4 +184,4 @@ def checked_question(
             f"domain={domain!r} is about features after a ReLU, and those of a DFT head are the output of its projection: "
             'use domain="all", or verify a plain matrix'
         )
-    return Question(weight, bias, k, tol, box, rule, codes, domain)
+    return Question(weight, bias, k, tol, box, rule, codes, domain, ball)

@@ -19,8 +19,8 @@ from .arrays import namespace
 from .certificate import Certificate
 from .cone import Cone, Found
 from .highest_logits import highest_logits
+from .input_ball import BallName
 from .inputs import as_question, rule_of
-from .label_names import check_names
 from .ledger import Ledger
 from .newton import motzkin, newton, newton_on_all_rows
 from .progress import Progress
@@ -44,7 +44,7 @@ def verify(
     label_sets: Any,
     bias: Any = None,
     tol: float = 1e-8,
-    box: float = 1e4,
+    box: float | None = None,
     radius: bool = False,
     device: str = "cpu",
     executor: Executor | None = None,
@@ -53,12 +53,12 @@ def verify(
     rule: Rule | None = None,
     threshold: Any = None,
     domain: Domain = "all",
-    names: Sequence[str] | None = None,
+    ball: BallName = "box",
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
     A set y is argmaxable when some input x gives every label its sign: ``y_i(w_i·x + c_i) > 0``. Its radius is that
-    of the largest ball of such inputs within ``|x_j| ≤ box``.
+    of the largest ball of such inputs with its centre within ``|x_j| ≤ box``: its distance from every boundary.
 
     Args:
         head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, a matrix W ``[n, d]`` (numpy or torch), or a
@@ -66,8 +66,8 @@ def verify(
         label_sets: ``LabelSets``, a list of lists, a dense 0/1 matrix ``[m, n]`` or a sparse one.
         bias: ``[n]``, added to the logits of a matrix.
         tol: the radius from which a set counts as ``ARGMAXABLE`` rather than ``THIN``.
-        box: the bound on the entries of x.
-        radius: also close the interval of every radius by linear programming.
+        box: the bound on the entries of x, 1e4 unless given; with ``ball="l2"`` on its length, 1 unless given.
+        radius: also close the interval of every radius, to 1e-6 of its size.
         device: where the screens run: ``"cpu"`` (numpy) or ``"cuda"`` (cupy; witnesses are sought in float32 first).
             Proofs are made on the CPU, in float64.
         executor: a ``concurrent.futures.Executor`` for the linear programs and the exact stage.
@@ -79,7 +79,9 @@ def verify(
             ``"free"``: chosen for each input, as one more feature. An estimator's rule and threshold are its own.
         domain: ``"all"`` inputs, or ``"nonnegative"`` ones alone: features after a ReLU. A plain matrix then rules out
             more sets, and the radius is that of a ball of inputs within ``0 ≤ x_j ≤ box``.
-        names: one name for each label, for summaries and explanations in words.
+        ball: where the centre of a set's ball may lie: ``"box"``, ``|x_j| ≤ box``, or ``"l2"``, ``‖x‖₂ ≤ box``. The radius
+            on the unit l2 ball is the margin of support vector machines, ``max min_i y_i(w_i·x + c_i)/‖w_i‖``: without
+            a bias, the sine of the angle by which an input may turn. Whether a set is possible does not depend on it.
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
@@ -99,7 +101,8 @@ def verify(
     if not isinstance(device, str):
         device = str(device)
     namespace(device)  # one that is missing is refused before anything else
-    question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain)
+    decision = rule_of(head_or_matrix, rule, threshold)
+    question, notes = as_question(head_or_matrix, bias, tol, box, decision, domain, ball)
     if not question.is_dense:
         notes.append(
             f"W would have {question.n * question.d:,} entries and is not formed: only closed forms were tried, "
@@ -107,10 +110,7 @@ def verify(
         )
     given = LabelSets.of(label_sets, question.labels).to("cpu")
     question.rule.check_sets(given)
-    checked_names = check_names(names, question.labels)
-    report = decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
-    report.names = checked_names
-    return report
+    return decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
 
 
 def decide(
@@ -158,12 +158,10 @@ def verify_classes(
     head_or_matrix: Any,
     bias: Any = None,
     tol: float = 1e-8,
-    box: float = 1e4,
+    box: float | None = None,
     device: str = "cpu",
     executor: Executor | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
-    *,
-    names: Sequence[str] | None = None,
 ) -> Report:
     """Decide for every class of a softmax whether it can ever win, with a proof for each: tokens no input produces.
 
@@ -178,11 +176,14 @@ def verify_classes(
     layer = getattr(head_or_matrix, "weight", head_or_matrix)
     count = getattr(head_or_matrix, "num_labels", None) or len(getattr(head_or_matrix, "coef_", layer))
     every = LabelSets(torch.arange(count), torch.arange(count + 1), count)
-    return verify(head_or_matrix, every, bias, tol, box, False, device, executor, progress, rule="argmax", names=names)
+    return verify(head_or_matrix, every, bias, tol, box, False, device, executor, progress, rule="argmax")
 
 
 def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:
-    """Make the two bounds of every radius meet: an interior-point method for many sets at once, HiGHS for the rest."""
+    """Make the two bounds of every radius meet: an interior-point method for many sets at once, then one by one.
+
+    One by one HiGHS in the box, and an active set in the l2 ball.
+    """
     ledger.target = math.inf
     wanted = ledger.yes if ledger.question.bias is None else np.ones(len(ledger.sets), dtype=bool)
 
@@ -194,9 +195,11 @@ def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable
         return StageReport(name, len(which), int(ledger.closed()[which].sum()), time.perf_counter() - began)
 
     yield stage("radius", lambda which: solver_stages.interior_points(ledger, which, xp))
+    in_box = ledger.question.ball.name == "box"
+    one_by_one = solver_stages.linear_programs if in_box else solver_stages.active_sets
     if np.any(wanted & ~ledger.closed()):
-        yield stage("radius lp", lambda which: solver_stages.linear_programs(ledger, which, executor))
-    if np.any(ledger.yes & ~ledger.closed()):
+        yield stage("radius lp" if in_box else "radius active", lambda which: one_by_one(ledger, which, executor))
+    if in_box and np.any(ledger.yes & ~ledger.closed()):
         yield stage("radius exact", lambda which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
 
 
@@ -254,8 +257,17 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
     yield _Stage("lp", lambda ledger, which: programs(ledger, which[~ledger.yes[which]]))
     if question.k < 0:
         yield _Stage("exact", lambda ledger, which: solver_stages.exact_alternatives(ledger, which, executor))
-    yield _Stage("thin", lambda ledger, which: programs(ledger, _worth_a_program(ledger, which)))
-    yield _Stage("exact ball", lambda ledger, which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
+    if question.ball.name == "box":
+        yield _Stage("thin", lambda ledger, which: programs(ledger, _worth_a_program(ledger, which)))
+        yield _Stage("exact ball", lambda ledger, which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
+        return
+
+    def centres(ledger: Ledger, which: np.ndarray) -> None:
+        which = _worth_a_program(ledger, which)
+        solver_stages.interior_points(ledger, which, xp)
+        solver_stages.active_sets(ledger, which[~ledger.settled()[which]], executor)
+
+    yield _Stage("thin", centres)
 
 
 def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:
@@ -292,6 +304,6 @@ def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
         x = np.zeros((len(part), question.d))
         for row, i in enumerate(part):
             x[row, : question.dft_columns] = notch_polynomial(sets[int(i)], question.n, question.k)
-        x *= room / np.max(np.abs(x), axis=1, keepdims=True)
+        x = question.ball.scaled(x) * (room / question.box)
         x[:, 0] += shift
-        ledger.offer_found(Found(part, np.clip(x, -question.box, question.box), [], []))
+        ledger.offer_found(Found(part, question.ball.pulled_in(x), [], []))

@@ -1,4 +1,4 @@
-"""The question: a classifier ``z = W x + c``, a box of inputs, and the label sets to decide, in numpy."""
+"""The question: a classifier ``z = W x + c``, a ball of inputs, and the label sets to decide, in numpy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy import ndarray
 from ..codes import code_rows
 from ..labels import LabelSets
 from .circle import LOW_ERROR, dft_low
+from .input_ball import BALLS, InputBall
 from .rounding import SLOP, U, gamma, row_norms
 from .rules import DecisionRule
 
@@ -97,7 +98,7 @@ def _typical_norm(weight: ndarray) -> float:
 
 
 class Question:
-    """``z = [W_dft(n, k) | C | weight] x + bias`` on n labels, inputs ``|x_j| ≤ box``; ``k = -1`` without a DFT part.
+    """``z = [W_dft(n, k) | C | weight] x + bias`` on n labels, inputs in a ball of size ``box``; ``k = -1`` without a DFT part.
 
     ``C`` are ``codes`` columns of codes, 0 or more, beside a DFT part; their entries are powers of two and exact.
 
@@ -105,7 +106,7 @@ class Question:
     a question of signs). The DFT part means the true (irrational) matrix; its
     float64 rounding is used in computations and its error enters every proof. A threshold of the rule is part of the
     bias; one that is free is a last column of W, constant and as long as a typical row. With the domain
-    ``"nonnegative"`` the rows ``labels … n-1`` stand for the features.
+    ``"nonnegative"`` the rows ``labels … n-1`` stand for the features. ``ball`` names the norm: ``"box"`` or ``"l2"``.
     """
 
     stored: ndarray  # [n, s], as it came in
@@ -123,6 +124,7 @@ class Question:
     d: int
     tol: float
     box: float
+    ball: InputBall  # of this size: the inputs that count
     entry_error: float  # of the DFT columns in float64
     low_error: float  # … together with their low parts
 
@@ -136,6 +138,7 @@ class Question:
         rule: DecisionRule = DecisionRule(),  # noqa: B008 (frozen)
         codes: int = 0,
         domain: str = "all",
+        ball: str = "box",
     ):
         self.stored, self.stored_bias = weight, bias
         self.rule = rule
@@ -156,6 +159,7 @@ class Question:
         self.d = self.dft_columns + codes + self.weight.shape[1]
         self.tol = float(tol)
         self.box = float(box)
+        self.ball = BALLS[ball](self.box)
         self.entry_error = DFT_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0
         self.low_error = LOW_ERROR * math.sqrt(2.0 / self.n) if k >= 0 else 0.0
 
@@ -244,14 +248,21 @@ class Question:
         rows = low > 0
         if not rows.any():
             return math.inf
-        reach = np.abs(self.weight).sum(axis=1)  # box · reach might underflow: the box comes last
-        if self.k >= 0:
-            reach = reach + self.dft_columns * math.sqrt(2.0 / self.n) + math.sqrt(self.codes)
         with np.errstate(over="ignore"):
-            radius = self.box * (reach[rows] / low[rows])
+            radius = self._reach()[rows]
             if self.bias is not None:
                 radius = radius + np.abs(self.bias[rows]) / low[rows]
         return float(np.min(radius)) * SLOP * (1.0 + gamma(self.d + 4))
+
+    def _reach(self) -> ndarray:
+        """How far from 0 the logits without bias can come within the ball, in units of ``‖w_i‖`` [n]; inf for zero rows."""
+        if self.ball.name == "l2":
+            return np.where(self.norms[0] > 0, self.ball.size, math.inf)
+        reach = np.abs(self.weight).sum(axis=1)  # size · reach might underflow: the size comes last
+        if self.k >= 0:
+            reach = reach + self.dft_columns * math.sqrt(2.0 / self.n) + math.sqrt(self.codes)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.ball.size * (reach / self.norms[0])
 
     def constant_answer(self, active: ndarray) -> ndarray:
         """The labels with a zero row whose bias contradicts this set [q]: any one of them decides it."""

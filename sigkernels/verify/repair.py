@@ -167,7 +167,7 @@ def _head_plan(report: Report, impossible: ndarray, k: int, codes: int) -> HeadP
 
     q = report.question
     try:
-        question = checked_question(q.stored, q.stored_bias, k, q.tol, q.box, q.rule, codes)
+        question = checked_question(q.stored, q.stored_bias, k, q.tol, q.box, q.rule, codes, ball=q.ball.name)
     except ValueError:  # numbers so large that they cannot stand beside a DFT
         return None
     again = decide(question, report.sets[torch.from_numpy(impossible)], [CLOSED_FORMS], closed_forms=True)
@@ -180,7 +180,15 @@ def _verified_again(report: Report, columns: ndarray) -> Report:
 
     q = report.question
     question = checked_question(
-        np.concatenate([q.stored, columns], axis=1), q.stored_bias, q.k, q.tol, q.box, q.rule, q.codes, q.domain
+        np.concatenate([q.stored, columns], axis=1),
+        q.stored_bias,
+        q.k,
+        q.tol,
+        q.box,
+        q.rule,
+        q.codes,
+        q.domain,
+        q.ball.name,
     )
     known = [_on_more_columns(report.certificate(i), q, question) for i in range(len(report))]
     return decide(question, report.sets, [f"{columns.shape[1]} columns were appended to W"], known=known)

@@ -14,7 +14,6 @@ from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .code_words import code_points
 from .inputs import as_question, checked_question
-from .label_names import in_words
 from .ledger import CLOSED, Ledger
 from .question import Question, active_labels
 from .recheck import Lines, rejections
@@ -23,8 +22,6 @@ from .witness import notch_polynomial
 
 if TYPE_CHECKING:
     from .repair import Repair
-
-SHOWN = 5  # impossible sets in a summary
 
 
 class StageReport(NamedTuple):
@@ -85,11 +82,11 @@ class Report:
 
     Attributes:
         verdicts: ``[m]`` object array of :class:`Verdict` (each equals its name as a string).
-        radius_lo, radius_hi: ``[m]`` float64, proved bounds on the radius of each set.
+        radius_lo, radius_hi: ``[m]`` float64, proved bounds on the radius of each set: a distance between inputs, for
+            centres in the ball that ``question.ball`` names.
         stages: one ``StageReport`` per stage of the pipeline.
         stage: ``[m]`` which stage gave the final proof.
         notes: how the classifier was read, and what could not be done.
-        names: one name for each label, for output in words, or None.
 
     Example:
         >>> report = sk.verify(np.eye(3), [[0], [1, 2]])
@@ -107,7 +104,6 @@ class Report:
     stage: ndarray
     stages: list[StageReport]
     notes: list[str]
-    names: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -187,16 +183,16 @@ class Report:
         if certificate.witness is None and certificate.roots is not None:
             x = np.zeros(self.question.d)
             x[: self.question.dft_columns] = notch_polynomial(self.sets[i].numpy(), self.question.n, self.question.k)
-            return x * (self.question.box / np.max(np.abs(x)))
+            return self.question.ball.scaled(x[None, :])[0]
         if certificate.witness is None and certificate.kind == "codes":
             return code_points(self.question, [self.sets[i].numpy()])[0]
         return None if certificate.witness is None else certificate.witness[: self.question.inputs]
 
     def explain(self, i: int, names: Sequence[str] | None = None) -> str:
-        """What proves line i, in words; ``names [n]`` (or those of the report) replace the numbers of the labels."""
+        """What proves line i, in words; ``names [n]`` replace the numbers of the labels."""
         from .explain import explain
 
-        return explain(self, self._line(i), self.names if names is None else names)
+        return explain(self, self._line(i), names)
 
     def logit_threshold(self, i: int) -> Any:
         """What the logits at ``witness(i)`` are compared with: a number, or one for each label ``[n]``."""
@@ -225,17 +221,16 @@ class Report:
 
     def question_of(self, head_or_matrix: Any, bias: Any) -> Question:
         """The question of the report, asked about this classifier or with this bias where they are given."""
-        question = self.question
+        question = q = self.question
         if head_or_matrix is not None:
-            question, _ = as_question(head_or_matrix, bias, question.tol, question.box, question.rule, question.domain)
+            question, _ = as_question(head_or_matrix, bias, q.tol, q.box, q.rule, q.domain, q.ball.name)
             if (question.n, question.d) != (self.question.n, self.question.d):
                 raise ValueError(
                     f"head_or_matrix is {question.labels} × {question.inputs}, "
                     f"the report is about {self.question.labels} × {self.question.inputs}"
                 )
         elif bias is not None:
-            q = question
-            question = checked_question(q.stored, bias, q.k, q.tol, q.box, q.rule, q.codes, q.domain)
+            question = checked_question(q.stored, bias, q.k, q.tol, q.box, q.rule, q.codes, q.domain, q.ball.name)
         return question
 
     def repair(self) -> Repair:
@@ -251,10 +246,6 @@ class Report:
 
     # What people look at
 
-    def words(self, i: int) -> str:
-        """The labels of set i, by name where ``names`` were given: ``{cat, dog}``."""
-        return in_words(self.sets[self._line(i)].tolist(), self.names)
-
     def counts(self) -> dict[str, int]:
         """How many sets got each verdict."""
         return {v.value: int(sum(x == v for x in self.verdicts)) for v in Verdict}
@@ -264,7 +255,7 @@ class Report:
         total = max(1, len(self))
         lines = [
             f"{len(self)} label sets, {self.question.labels} labels, {self.question.inputs} features "
-            f"(tol {self.question.tol:g}); predicted: {self.question.rule}"
+            f"(tol {self.question.tol:g}, {self.question.ball}); predicted: {self.question.rule}"
         ]
         for name, count in self.counts().items():
             if count:
@@ -273,10 +264,6 @@ class Report:
             low = self.radius_lo[np.array([v == verdict for v in self.verdicts], dtype=bool)]
             if low.size:
                 lines.append(f"  radius of the {name} sets: at least {low.min():.3g} (median {np.median(low):.3g})")
-        never = np.flatnonzero([v == Verdict.UNARGMAXABLE for v in self.verdicts]).tolist()
-        if never:
-            more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""
-            lines.append(f"  impossible: {', '.join(self.words(i) for i in never[:SHOWN])}{more}")
         yes = np.array([v in (Verdict.ARGMAXABLE, Verdict.THIN) for v in self.verdicts], dtype=bool)
         if yes.any() and any(s.name == "radius" for s in self.stages):
             gap = (self.radius_hi[yes] - self.radius_lo[yes]) / self.radius_hi[yes]

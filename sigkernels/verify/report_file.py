@@ -17,13 +17,13 @@ from numpy import ndarray
 from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .files import write_arrays
+from .input_ball import BALLS
 from .inputs import DOMAINS, as_numpy, as_question, checked_question
-from .label_names import check_names
 from .question import Question
 from .report import Report, StageReport
 from .rules import DecisionRule
 
-FORMAT = 3
+FORMAT = 4
 VECTORS = ("witness", "support", "multipliers", "roots")  # of a certificate
 LINES = ("verdicts", "radius_lo", "radius_hi", "proof_of", "stage")  # one entry per label set
 
@@ -61,10 +61,9 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
     }
     meta |= {"bias": p.stored_bias is not None, "stages": [list(s) for s in report.stages], "notes": report.notes}
     meta |= {"rule": p.rule.name, "threshold": p.rule.threshold, "domain": p.domain}
+    meta["ball"] = p.ball.name
     if isinstance(p.rule.threshold, ndarray):
         arrays["threshold"], meta["threshold"] = p.rule.threshold, None
-    if report.names is not None:
-        arrays["names"] = np.frombuffer(json.dumps(report.names).encode(), dtype=np.uint8)
     arrays["meta"] = np.array(json.dumps(meta))
     write_arrays(path, arrays)
 
@@ -81,12 +80,14 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
         rule = DecisionRule.of(meta["rule"], threshold)
         if meta["domain"] not in DOMAINS:
             raise ValueError(f"its domain is {meta['domain']!r}")
+        if meta["ball"] not in BALLS:
+            raise ValueError(f"its ball is {meta['ball']!r}")
     except (ValueError, TypeError, KeyError) as error:
         raise _unusable(path, error) from None
     if head_or_matrix is None and "weight" not in data:
         raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
     if head_or_matrix is not None:
-        question, _ = as_question(head_or_matrix, bias, tol, box, rule, meta["domain"])
+        question, _ = as_question(head_or_matrix, bias, tol, box, rule, meta["domain"], meta["ball"])
         if _shape(question) != shape:
             n, slack, k, codes = _shape(question)
             raise ValueError(
@@ -104,7 +105,15 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
     try:
         if head_or_matrix is None:
             question = checked_question(
-                data["weight"], data.get("bias"), meta["k"], tol, box, rule, meta["codes"], meta["domain"]
+                data["weight"],
+                data.get("bias"),
+                meta["k"],
+                tol,
+                box,
+                rule,
+                meta["codes"],
+                meta["domain"],
+                meta["ball"],
             )
             if _shape(question) != shape:
                 raise ValueError(f"its matrix has shape {data['weight'].shape}, and {shape[:2]} was expected")
@@ -115,7 +124,7 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
         verdicts = np.empty(len(sets), dtype=object)
         verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
         certificates = _certificates(data)
-        report = Report(
+        return Report(
             question,
             sets,
             verdicts,
@@ -127,9 +136,6 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
             [StageReport(str(name), int(taken), int(decided), float(s)) for name, taken, decided, s in meta["stages"]],
             [str(note) for note in meta["notes"]],
         )
-        if "names" in data:
-            report.names = check_names(json.loads(bytes(data["names"])), question.labels)
-        return report
     except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
         raise _unusable(path, error) from None
 

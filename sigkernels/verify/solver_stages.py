@@ -13,13 +13,16 @@ from numpy import ndarray
 
 from .certificate import Certificate
 from .exact import MAX_WIDTH, gordan_alternative
-from .interior import Item, balls
+from .input_ball import Box, InputBall
+from .largest_balls import Ball, Item, balls
+from .least_norm import Corner, HullProblem, active_set, corner
 from .ledger import Ledger
 from .lp import polish, programs
 from .refine import vertices
 from .threads import one_blas_thread
 
 BALL_WIDTH = 16  # columns up to which the exact largest ball is worth its time
+STEPS_PER_FEATURE = 20  # of the active set, at most
 WHOLE_WIDTH = 64  # columns of a DFT from which the interior-point method on all rows beats linear programs on few
 
 
@@ -81,7 +84,7 @@ def _refine(ledger: Ledger, i: int, x: ndarray, support: ndarray) -> None:
             return
 
 
-def _corner(slope: ndarray, tight: int, box: float) -> ndarray:
+def _at_the_edges(slope: ndarray, tight: int, box: float) -> ndarray:
     """A point [d] at the edges of the box that the multipliers point to, 0 in the coordinates they leave free.
 
     In thin regions a solver's own point may lie on the wrong side of all rows. With ``tight`` rows ``tight - 1``
@@ -103,12 +106,64 @@ def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     whole = ledger.question.k >= 0 and not ledger.question.codes and ledger.question.d >= WHOLE_WIDTH
     active = {item.number: item.active for item in items}
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
-        for ball in balls(xp, mine.rows, mine.offset, ledger.question.box, items, whole):
-            vertex = ball.x, ball.support[ball.tight], ball.multipliers[ball.tight]
-            sharp = polish(mine.rows, mine.offset, active[ball.number], ledger.question.box, *vertex)
-            mine.offer(ledger, ball.number, *sharp)
+        for ball in balls(xp, mine.rows, mine.offset, ledger.question.ball, items, whole):
+            sharp = _sharpened(mine, ledger.question.ball, active[ball.number], ball)
+            if sharp is not None:
+                mine.offer(ledger, ball.number, *sharp)
             if not ledger.is_closed(ball.number):
                 mine.offer(ledger, ball.number, ball.x, ball.support, ball.multipliers)
+
+
+def _sharpened(mine: _Rows, inputs: InputBall, active: ndarray, ball: Ball) -> tuple[ndarray, ndarray, ndarray] | None:
+    """The point and the multipliers that the tight rows of a ball determine."""
+    support, multipliers = ball.support[ball.tight], ball.multipliers[ball.tight]
+    if inputs.name == "box":
+        return polish(mine.rows, mine.offset, active, inputs.size, ball.x, support, multipliers)
+    problem = HullProblem.of(mine.rows, mine.offset, active, inputs.size)
+    found = corner(problem, support, multipliers) if len(support) else None
+    return None if found is None else _proposal(found, inputs)
+
+
+def _proposal(found: Corner, inputs: InputBall) -> tuple[ndarray, ndarray, ndarray]:
+    return inputs.pulled_in(found.x[None, :])[0], found.support, found.multipliers
+
+
+def _solve_active_sets(
+    rows: ndarray, offset: ndarray | None, inputs: InputBall, items: list[tuple[Item, ndarray, ndarray]]
+) -> list[tuple[int, Any]]:
+    out = []
+    with one_blas_thread(), np.errstate(all="ignore"):
+        for item, support, multipliers in items:
+            problem = HullProblem.of(rows, offset, item.active, inputs.size)
+            found = active_set(problem, support, multipliers, STEPS_PER_FEATURE * rows.shape[1])
+            out.append((item.number, None if found is None else _proposal(found, inputs)))
+    return out
+
+
+def active_sets(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
+    """Offer the point of least norm of each set on the l2 ball, by an active set that starts from what is known."""
+    if not len(which):
+        return
+    mine = _Rows.of(ledger)
+    if not len(mine.labels):
+        return
+    place = np.full(ledger.question.n, -1)
+    place[mine.labels] = np.arange(len(mine.labels))
+    items = []
+    for item in mine.items(ledger, which):
+        high = ledger.high[item.number]
+        if high is not None and high.support is not None and high.multipliers is not None:
+            support = place[high.support]
+            weights = high.multipliers.astype(np.float64) * mine.norms[support]
+        else:  # from the row that is lowest at the best point
+            start = np.zeros(ledger.question.d) if item.start is None else item.start
+            problem = HullProblem.of(mine.rows, mine.offset, item.active, ledger.question.box)
+            support, weights = np.array([int(np.argmin(problem.margins(start)))]), np.ones(1)
+        items.append((item, support, weights))
+    shared = (mine.rows, mine.offset, ledger.question.ball)
+    for i, answer in _spread(executor, _solve_active_sets, shared, items):
+        if answer is not None:
+            mine.offer(ledger, i, *answer)
 
 
 def _solve_programs(rows: ndarray, offset: ndarray | None, box: float, items: list[Item]) -> list[tuple[int, Any]]:
@@ -123,18 +178,23 @@ def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -
     mine = _Rows.of(ledger)
     if not len(mine.labels):
         return
-    shared = (mine.rows, mine.offset, ledger.question.box)
-    for i, answers in _spread(executor, _solve_programs, shared, mine.items(ledger, which)):
+    question = ledger.question
+    in_box = question.ball.name == "box"
+    # Whether a set is possible at all does not depend on the ball: without the box, it is asked in a wide one.
+    box = question.box if in_box else question.box * Box.default_size
+    for i, answers in _spread(executor, _solve_programs, (mine.rows, mine.offset, box), mine.items(ledger, which)):
         for answer in answers:
             if not ledger.is_done(i):
                 mine.offer(ledger, i, *answer)
+        if not in_box:
+            continue
         for x, support, multipliers in answers:
             if ledger.yes[i] and not ledger.is_done(i):
                 _refine(ledger, i, x, mine.labels[support])
             if ledger.yes[i] and not ledger.is_done(i):
                 sign = np.where(np.isin(mine.labels[support], ledger.sets[i]), 1.0, -1.0)
                 slope = (sign * multipliers) @ mine.rows[support]
-                _refine(ledger, i, _corner(slope, len(support), ledger.question.box), mine.labels[support])
+                _refine(ledger, i, _at_the_edges(slope, len(support), ledger.question.box), mine.labels[support])
 
 
 def _solve_exactly(
@@ -172,8 +232,8 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
         if question.bias is not None:
             point = [v / point[-1] for v in point[:-1]]
         else:
-            largest = max(map(abs, point))
-            point = [v * Fraction(question.box) / largest for v in point]
+            length = question.ball.exact_length_upper(np.array(point, dtype=object))
+            point = [v * Fraction(question.box) / length for v in point]
         try:
             rounded = np.array([float(v) for v in point])
         except OverflowError:
@@ -185,6 +245,8 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
 def exact_balls(ledger: Ledger, which: ndarray) -> None:
     """Offer the exact largest ball of each set, where rows are so nearly parallel that no float64 solver finds it."""
     question = ledger.question
+    if question.ball.name != "box":
+        return
     if question.bias is not None or question.k >= 0 or question.d > BALL_WIDTH or question.zero_rows.size:
         return
     for i in which.tolist():

@@ -41,9 +41,9 @@ def prove_witnesses(
 
 
 def _inside(question: Question, x: ndarray) -> ndarray:
-    """The factors [...] that bring inputs [..., d] into the box: 1 for those within."""
-    largest = np.max(np.abs(x), axis=-1, initial=0.0)
-    return np.where(largest <= question.box, 1.0, question.box / np.maximum(largest, question.box) * (1.0 - 8 * U))
+    """The factors [m] that bring inputs [m, d] into the ball: 1 for those within."""
+    lengths = question.ball.lengths_upper(x)
+    return np.where(lengths <= question.box, 1.0, question.box / np.maximum(lengths, question.box) * (1.0 - 8 * U))
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
@@ -72,7 +72,7 @@ def _clear_witnesses(
     lowest = np.min(margins, axis=1, initial=math.inf)
     radius = np.min(np.nan_to_num(margins[:, rows] / high[rows]), axis=1, initial=math.inf)
     inside = _inside(question, x)
-    # Without a bias, what predicts the set from outside the box does so from within, scaled.
+    # Without a bias, what predicts the set from outside the ball does so from within, scaled.
     usable = inside == 1.0 if question.bias is not None else np.max(np.abs(x), axis=1, initial=0.0) <= LARGEST
     radius *= inside * (1.0 - 16 * U)
     clear = usable & (lowest > 0) & (radius > SMALLEST) & (radius >= target) & np.isfinite(target)
@@ -83,7 +83,7 @@ def _clear_witnesses(
 def prove_witness(
     question: Question, active: ndarray, x: ndarray, target: float = math.inf, logits: ndarray | None = None
 ) -> tuple[float, bool, str]:
-    """A lower bound on ``min_i y_i(w_i·x + c_i)/‖w_i‖`` in the box, whether every sign is proved, and why not.
+    """A lower bound on ``min_i y_i(w_i·x + c_i)/‖w_i‖`` in the ball, whether every sign is proved, and why not.
 
     Rows whose float64 bound falls short of their sign, or of ``target`` where they might reach it, are summed exactly.
     """
@@ -95,8 +95,8 @@ def prove_witness(
             return -math.inf, False, "its witness holds something other than Fractions"
         if question.k < 0:
             return _exact_witness(question, active, x)
-        if max(map(abs, x), default=Fraction(0)) > Fraction(question.box):
-            return -math.inf, False, "its exact witness is outside the box"
+        if question.ball.exact_length_upper(x) > Fraction(question.box):
+            return -math.inf, False, f"its exact witness is not among the {question.ball}"
         exact, (x, rest) = x, two_parts(x)
         if not all(Fraction(h) + Fraction(r) == v for h, r, v in zip(x.tolist(), rest.tolist(), exact, strict=True)):
             return -math.inf, False, "for a DFT a witness must be a sum of two floats per entry"
@@ -110,7 +110,7 @@ def prove_witness(
         return _exact_witness(question, active, np.array([Fraction(v) for v in x.tolist()], dtype=object))
     if logits is None:
         logits = question.logits(x[None, :])[0]
-    inside = float(_inside(question, x))
+    inside = float(_inside(question, x[None, :])[0])
 
     # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
     low, high = question.norms
@@ -155,7 +155,7 @@ def prove_witness(
         radius = _down(float(np.min(_quotients(margins[rows], high[rows]))))
     if inside < 1.0:
         if question.bias is not None:
-            return -math.inf, True, ""  # argmaxable, but this input is outside the box
+            return -math.inf, True, ""  # argmaxable, but this input is outside the ball
         radius = _down(radius * inside)
     return radius, True, ""
 
@@ -243,10 +243,11 @@ def _exact_witness(question: Question, active: ndarray, x: ndarray) -> tuple[flo
         if high[i] > 0:
             radius = margin / Fraction(float(high[i]))
             lowest = radius if lowest is None else min(lowest, radius)
-    if largest > question.box:
+    length = question.ball.exact_length_upper(x)
+    if length > question.box:
         if question.bias is not None:
             return -math.inf, True, ""
-        lowest = None if lowest is None else lowest * Fraction(question.box) / largest
+        lowest = None if lowest is None else lowest * Fraction(question.box) / length
     return math.inf if lowest is None else _down(lowest), True, ""
 
 
