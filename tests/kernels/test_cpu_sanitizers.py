@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from .toolchain import CSRC, fingerprint, must, need, run
+from .toolchain import CSRC, all_of, fingerprint, must, need, run
 
 HERE = Path(__file__).parent / "cpu"
 FLAGS = ["-std=c++17", "-O0", "-g1", "-pthread", "-Wno-psabi", "-fno-sanitize-recover=all"]
 ADDRESS, BOTH = "-fsanitize=address", "-fsanitize=address,undefined"
-# Two vectors of 16 bytes; one of 64, as AVX-512 has for small batches; pairs of bfloat16. The source is the same, and
-# one of them under both sanitizers is enough: that takes long to compile.
+# Panels of two vectors of 16 bytes; of one of 32, which may be halved; pairs of bfloat16. The source is the same, and
+# one of them under both sanitizers is enough: that takes long to compile, as wider vectors do.
 VARIANTS = {
     "portable": [BOTH, "-DSK_VEC_BYTES=16", "-DSK_REGISTERS=16"],
-    "one_vector": [ADDRESS, "-DSK_VEC_BYTES=64", "-DSK_REGISTERS=32", "-DSK_PANEL_VECTORS=1"],
+    "one_vector": [ADDRESS, "-DSK_VEC_BYTES=32", "-DSK_REGISTERS=32", "-DSK_PANEL_VECTORS=1"],
     "in_pairs": [ADDRESS, "-DSK_VEC_BYTES=32", "-DSK_REGISTERS=16", "-DSK_DOT2=1"],
 }
 
 
 class Plant(NamedTuple):
-    """A bug: in ``file`` the first ``right`` becomes ``wrong``, and the sanitizer must say ``report``."""
+    """A bug: in ``file`` of ``unit`` the first ``right`` becomes ``wrong``, and the sanitizer must say ``report``."""
 
+    unit: str  # the only one that is compiled with the bug
     file: str
     right: str
     wrong: str
@@ -39,17 +39,17 @@ class Plant(NamedTuple):
 
 PLANTS = {
     "too little room for the rotated coefficients": Plant(
-        "memory.h", "turned_even = bump.take<C>(layout.even * PW)", "turned_even = bump.take<C>(layout.odd * PW)",
+        "portable", "memory.h", "turned_even = bump.take<C>(layout.even * PW)", "turned_even = bump.take<C>(layout.odd * PW)",
         "use-after-poison",
     ),
     "sets that nobody checks": Plant(
-        "driver.cpp", "if (whole.indices) check_targets(whole);", "", "ERROR: AddressSanitizer"
+        "driver", "driver.cpp", "if (whole.indices) check_targets(whole);", "", "ERROR: AddressSanitizer"
     ),
 }  # fmt: skip
 
 
 def build(cache: Path, plant: Plant | None = None) -> Path:
-    """The program, from the sources or from a copy with a planted bug, which is looked for by one variant alone."""
+    """The program, from the sources or with the unit of a planted bug in the place of its own."""
     out = cache / f"cpu-{fingerprint(repr(plant), repr(VARIANTS), folders=(CSRC / 'cpu', CSRC / 'core', HERE))}"
     program = out / "sanitize"
     if program.exists():
@@ -57,21 +57,24 @@ def build(cache: Path, plant: Plant | None = None) -> Path:
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(CSRC, out / "csrc")
     compiler = [need("g++"), *FLAGS, f"-I{out / 'csrc'}"]
-    variants = VARIANTS
+    units = {
+        "sanitize": [BOTH, "-c", HERE / "sanitize.cpp"],
+        "driver": [BOTH, "-c", out / "csrc" / "cpu" / "driver.cpp"],
+    }
+    for name, flags in VARIANTS.items():
+        units[name] = [*flags, f"-DSK_NAME=kernels_{name}", "-c", HERE / "variant.cpp"]
+    objects = {name: out / f"{name}.o" for name in units}
     if plant is not None:
         source = out / "csrc" / "cpu" / plant.file
         text = source.read_text()
         assert plant.right in text, f"the place for a planted bug has moved: {plant.right!r}"
         source.write_text(text.replace(plant.right, plant.wrong, 1))
-        variants = {"portable": [ADDRESS, *VARIANTS["portable"][1:]]}
-    objects = {"sanitize": [BOTH, *([] if plant is None else ["-DONE_VARIANT"]), "-c", HERE / "sanitize.cpp"]}
-    objects["driver"] = [BOTH, "-c", out / "csrc" / "cpu" / "driver.cpp"]
-    for name, flags in variants.items():
-        objects[name] = [*flags, f"-DSK_NAME=kernels_{name}", "-c", HERE / "variant.cpp"]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(must, ([*compiler, *args, "-o", out / f"{name}.o"] for name, args in objects.items())))
+        clean = build(cache).parent
+        objects = {name: out / f"{name}.o" if name == plant.unit else clean / f"{name}.o" for name in units}
+        units = {plant.unit: [ADDRESS if flag == BOTH else flag for flag in units[plant.unit]]}
+    all_of([[*compiler, *arguments, "-o", objects[name]] for name, arguments in units.items()])
     unfinished = out / "unfinished"
-    must([*compiler, BOTH, *(out / f"{name}.o" for name in objects), "-o", unfinished])
+    must([*compiler, BOTH, *objects.values(), "-o", unfinished])
     unfinished.rename(program)
     return program
 
@@ -79,7 +82,12 @@ def build(cache: Path, plant: Plant | None = None) -> Path:
 def execute(program: Path):
     """Without address randomisation: the sanitizers map their shadow at fixed places."""
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
-    return run([need("setarch"), "-R", program], env=environment, timeout=300)
+    return run([need("setarch"), "-R", program], env=environment, timeout=600)
+
+
+def prepare(cache: Path) -> None:
+    for plant in (None, *PLANTS.values()):
+        build(cache, plant)
 
 
 def test_clean(artefacts):

@@ -19,7 +19,7 @@ from sigkernels.backends.gpu_tiles import tile_factors
 from sigkernels.layer import Layer, LayerMeta
 
 from .ptxas import usages
-from .toolchain import CSRC, KERNELS, bindings, fingerprint, must, need, run
+from .toolchain import CSRC, KERNELS, bindings, fingerprint, host_module, must, need, run
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
 LINKED = "sm_80"  # the architecture of the extension that is linked below
@@ -46,13 +46,18 @@ def compile_one(cache: Path, kernel: str, arch: str) -> Path:
     return result
 
 
-@pytest.fixture(scope="module")
-def compiled(artefacts: Path) -> dict[tuple[str, str], Path]:
-    """Every kernel for every architecture."""
+def prepare(cache: Path) -> dict[tuple[str, str], Path]:
+    """Every kernel for every architecture; the host's build too, which some of the tests ask for its sizes."""
+    host_module(cache)
     need("nvcc")
     wanted = [(kernel, arch) for kernel in KERNELS for arch in ARCHS]
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(wanted, pool.map(lambda what: compile_one(artefacts, *what), wanted), strict=True))
+        return dict(zip(wanted, pool.map(lambda what: compile_one(cache, *what), wanted), strict=True))
+
+
+@pytest.fixture(scope="module")
+def compiled(artefacts: Path) -> dict[tuple[str, str], Path]:
+    return prepare(artefacts)
 
 
 def test_no_spills_and_registers_below_the_ceiling(compiled):

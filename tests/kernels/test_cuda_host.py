@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import reference
@@ -23,9 +24,14 @@ from sigkernels.losses import BCE, Asymmetric, Focal, SigmoidF1
 
 from .problems import SIZES, Size, check, check_confusion, confusion_losses, problem
 from .redzone import RedZones
+from .toolchain import host_module
 
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES["float64"] = torch.float64
+
+
+def prepare(cache: Path) -> None:
+    host_module(cache)
 
 
 def needs_of(p):

@@ -6,6 +6,8 @@ first test, which re-runs this file with ``TRITON_INTERPRET=1``.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import itertools
 import os
 import re
@@ -24,31 +26,36 @@ from sigkernels.losses import BCE
 
 from .problems import Size, check, check_confusion, confusion_losses, error, problem
 from .redzone import RedZones
-from .toolchain import ROOT, run
+from .toolchain import ENVIRONMENT, run
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
 # Of the suite that every backend passes (tests/test_<op>.py) the part that an interpreter can do in seconds.
-SHARED_SUITE = [f"tests/test_{op}.py" for op in ("fused_loss", "logits", "topk", "predict")]
-SHARED_PART = "triton and (odd or one-label or empty-batch or every_form)"
+SHARED_SUITE = [f"tests/test_{op}.py" for op in ("fused_loss", "confusion_loss", "logits", "topk", "predict")]
+SHARED_PART = "triton and (odd or one-label or empty-batch or every_form or infinite)"
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def children() -> dict[str, subprocess.CompletedProcess[str]]:
     """Both parts at once: each is one thread."""
-    pytest.importorskip("triton", minversion="3.7")
     parts = {"kernels": [Path(__file__)], "shared suite": [*SHARED_SUITE, "-k", SHARED_PART]}
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=0"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**ENVIRONMENT, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     with ThreadPoolExecutor(len(parts)) as pool:
-        done = pool.map(lambda what: run([*pytest_, *what], env=environment, cwd=ROOT), parts.values())
+        done = pool.map(lambda what: run([*pytest_, *what], env=environment), parts.values())
         return dict(zip(parts, done, strict=True))
+
+
+def prepare(cache: Path) -> None:
+    if not INTERPRETED and importlib.util.find_spec("triton"):
+        children()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the child process")
 @pytest.mark.parametrize("part", ["kernels", "shared suite"])
-def test_in_the_interpreter(children, part):
-    done = children[part]
+def test_in_the_interpreter(part):
+    pytest.importorskip("triton", minversion="3.7")
+    done = children()[part]
     assert done.returncode == 0, done.stdout[-6000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed and int(passed[1]) >= 10, done.stdout[-500:]
