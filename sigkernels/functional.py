@@ -11,8 +11,9 @@ from torch import Tensor
 
 from . import ops, validation
 from .layer import Layer
-from .losses import BCE, Loss, Reduction
+from .losses import BCE, ColumnLoss, ElementwiseLoss, Loss, Reduction
 from .ops import lml, lml_nll, smooth_topk_svm, truncated_topk_entropy
+from .partial_labels import check_partial_targets
 
 __all__ = [
     "dft_logits",
@@ -61,6 +62,7 @@ def dft_loss(
     *,
     bias: Tensor | None = None,  # [n]
     codes: int = 0,
+    unknown: Any = None,
 ) -> Tensor:
     """The loss of ``[W_dft | C | slack_weight] x + bias`` against ``targets``, fused: no ``[B, n]`` array is made.
 
@@ -71,6 +73,9 @@ def dft_loss(
         reduction: ``"mean"`` over all B·n terms, ``"sum"``, or ``"none"``: the loss of each row, ``[...]``. Losses of
             columns (``SigmoidF1``, …) average over labels, losses of rows over rows.
         codes: how many columns of codes stand between those of the DFT and the slack.
+        unknown: labels of each row that are not annotated, in any form of label sets, or a mask ``[..., n]``: they have
+            no part in the loss, the mean or the gradients. NaN in dense targets on a CPU is the same. Only losses of
+            single labels (``BCE``, ``Focal``, …) take them.
 
     Returns:
         float32 (float64 for float64 inputs), ``[]`` or ``[...]``.
@@ -82,7 +87,7 @@ def dft_loss(
         tensor(0.6931)
     """
     flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k, bias, codes)
-    return layer_loss(x, flat, layer, targets, loss, reduction)
+    return layer_loss(x, flat, layer, targets, loss, reduction, unknown)
 
 
 def linear_loss(
@@ -92,6 +97,8 @@ def linear_loss(
     bias: Tensor | None = None,  # [n]
     loss: Loss = BCE(),  # noqa: B008 (frozen)
     reduction: Reduction = "mean",
+    *,
+    unknown: Any = None,
 ) -> Tensor:
     """The loss of ``x weightᵀ + bias``, fused: takes the place of ``F.linear`` and BCE-with-logits.
 
@@ -105,7 +112,7 @@ def linear_loss(
         torch.Size([100, 8])
     """
     flat, layer = validation.check_linear_layer(x, weight, bias)
-    return layer_loss(x, flat, layer, targets, loss, reduction)
+    return layer_loss(x, flat, layer, targets, loss, reduction, unknown)
 
 
 def dft_topk(
@@ -147,15 +154,38 @@ def linear_topk(
     return layer_topk(x, flat, layer, m)
 
 
-def layer_loss(x: Tensor, flat: Tensor, layer: Layer, targets: Any, loss: Loss, reduction: Reduction) -> Tensor:
+def layer_loss(
+    x: Tensor, flat: Tensor, layer: Layer, targets: Any, loss: Loss, reduction: Reduction, unknown: Any = None
+) -> Tensor:
     """The loss of a layer whose input ``x [..., D]`` was checked, and flattened to ``flat [B, D]``."""
     validation.check_reduction(reduction)
     validation.check_loss(loss, layer.num_labels, x.device)
-    y = validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device)
+    if unknown is not None:
+        return _partial_loss(x, flat, layer, targets, loss, reduction, unknown)
+    try:
+        y = validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device)
+    except validation.NaNTargets:
+        return _partial_loss(x, flat, layer, targets, loss, reduction, None)
     if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:  # sets keep global labels, arrays do not
         y = y[:, layer.labels]
     value = ops.layer_loss(flat, layer, y, loss, reduction)
     return value.reshape(x.shape[:-1]) if reduction == "none" else value
+
+
+def _partial_loss(
+    x: Tensor, flat: Tensor, layer: Layer, targets: Any, loss: Loss, reduction: Reduction, unknown: Any
+) -> Tensor:
+    """The same where some entries of the targets are unknown."""
+    if not isinstance(loss, ElementwiseLoss):
+        raise ValueError(
+            f"{type(loss).__name__} is made of whole {'columns' if isinstance(loss, ColumnLoss) else 'rows'} and takes no "
+            "unknown labels (unknown=, or NaN in targets); use a loss of single labels such as BCE()"
+        )
+    partial, known = check_partial_targets(targets, unknown, x.shape[:-1], layer.num_labels, x.device)
+    value = ops.partial_loss(flat, layer, partial.at_labels(layer.labels), loss, reduction != "none")
+    if reduction == "none":
+        return value.reshape(x.shape[:-1])
+    return value / known if reduction == "mean" else value
 
 
 def layer_topk(x: Tensor, flat: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:

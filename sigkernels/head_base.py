@@ -130,7 +130,9 @@ class Head(nn.Module):
         @overload
         def __call__(self, h: Tensor) -> Tensor: ...
         @overload
-        def __call__(self, h: Tensor, targets: Any, loss: Loss = ..., reduction: Reduction = ...) -> Tensor: ...
+        def __call__(
+            self, h: Tensor, targets: Any, loss: Loss = ..., reduction: Reduction = ..., *, unknown: Any = ...
+        ) -> Tensor: ...
         @overload
         def __call__(self, h: Tensor, *, _verb: Callable[[Tensor], _Result]) -> _Result: ...
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -142,15 +144,16 @@ class Head(nn.Module):
         loss: Loss | None = None,
         reduction: Reduction = "mean",
         _verb: Callable[[Tensor], Any] | None = None,
+        unknown: Any = None,
     ) -> Any:
         """Logits, ``[..., n]``; with ``targets``, the loss instead, without this array: see ``loss``."""
         if _verb is not None:
             return _verb(h)
         if targets is not None:
-            return self._loss(h, targets, BCE() if loss is None else loss, reduction)
-        if loss is not None or reduction != "mean":
+            return self._loss(h, targets, BCE() if loss is None else loss, reduction, unknown)
+        if loss is not None or reduction != "mean" or unknown is not None:
             raise ValueError(
-                "loss and reduction were given without targets; head(h) gives logits, head(h, targets) a loss"
+                "loss, reduction or unknown were given without targets; head(h) gives logits, head(h, targets) a loss"
             )
         return self._logits(h)
 
@@ -160,6 +163,8 @@ class Head(nn.Module):
         targets: Any,
         loss: Loss = BCE(),  # noqa: B008 (frozen)
         reduction: Reduction = "mean",
+        *,
+        unknown: Any = None,
     ) -> Tensor:
         """The loss against ``targets``, fused with the layer: no ``[B, n]`` array is made. The same as ``head(h, targets)``.
 
@@ -169,10 +174,13 @@ class Head(nn.Module):
                 ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
             reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
                 columns (``SigmoidF1``, …) average over labels, losses of rows over rows; see their docstrings.
+            unknown: labels of each row that are not annotated, in any form of label sets, or a mask ``[..., n]``: they
+                have no part in the loss, the mean or the gradients. NaN in dense targets on a CPU is the same. Only
+                losses of single labels (``BCE``, ``Focal``, …) take them.
         """
         if targets is None:
             raise TypeError("targets must be LabelSets, a dense [B, n] tensor or another form of label sets, got None")
-        return self(h, targets, loss, reduction)
+        return self(h, targets, loss, reduction, unknown=unknown)
 
     def topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label.
@@ -242,15 +250,15 @@ class Head(nn.Module):
             z = self.shard.gather(z, 1)
         return z if x.ndim == 2 else z.reshape(*x.shape[:-1], self.num_labels)
 
-    def _loss(self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction) -> Tensor:
-        self._check_batches("loss", h, targets, (loss, reduction))
+    def _loss(self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction, unknown: Any) -> Tensor:
+        self._check_batches("loss", h, targets, (loss, reduction, unknown))
         x, flat, layer = self._flat(h)
         if self.shard is not None and isinstance(loss, (ColumnLoss, RowLoss)):
             raise ValueError(
                 f"{type(loss).__name__} needs all labels of a row or a batch at once, and this head keeps its labels on "
                 f"{self.shard.world} ranks; use a loss over single labels such as BCE(), or take the logits head(h)"
             )
-        value = functional.layer_loss(x, flat, layer, targets, loss, reduction)
+        value = functional.layer_loss(x, flat, layer, targets, loss, reduction, unknown)
         return value if self.shard is None else self.shard.sum(value)
 
     def _topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:

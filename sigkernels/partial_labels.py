@@ -6,13 +6,96 @@ listed as unknown and active counts as unknown, as under a mask.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from . import label_forms, validation
 from .labels import LabelSets
+
+
+class PartialTargets(NamedTuple):
+    """Targets of which some entries say nothing."""
+
+    targets: LabelSets | Tensor  # sets hold active and unknown labels; or [B, m], whose unknown entries are 0
+    unknown: Tensor  # bool: of the entries of the sets [nnz], or [B, m]
+
+    def for_kernels(self) -> tuple[LabelSets | Tensor, Tensor | None]:
+        """(sets, which of their entries are unknown) or (dense targets whose unknown entries are NaN, None)."""
+        if isinstance(self.targets, LabelSets):
+            return self.targets, self.unknown.contiguous()
+        return self.targets.masked_fill(self.unknown, torch.nan), None
+
+    def at_labels(self, labels: slice) -> PartialTargets:
+        """Those of a range of labels; sets keep all of them."""
+        if isinstance(self.targets, LabelSets):
+            return self
+        return PartialTargets(self.targets[:, labels], self.unknown[:, labels])
+
+
+def check_partial_targets(
+    targets: Any, unknown: Any, leading: torch.Size, num_labels: int, device: torch.device
+) -> tuple[PartialTargets, int | Tensor]:
+    """(targets in any accepted form beside their unknown labels, how many entries are known)."""
+    if isinstance(targets, np.ndarray) and targets.dtype != object:
+        targets = label_forms.tensor_of("targets", targets).to(device)
+    if isinstance(targets, Tensor) and targets.layout is torch.strided and targets.is_floating_point():
+        missing = targets.isnan()
+        if unknown is not None:
+            missing = missing | _dense_mask(unknown, targets.shape, device)
+        dense = validation.check_targets(targets.masked_fill(missing, 0.0), leading, num_labels, device)
+        assert isinstance(dense, Tensor)
+        missing = missing.reshape(dense.shape)
+        return PartialTargets(dense, missing), missing.numel() - missing.sum()
+    y = validation.check_targets(targets, leading, num_labels, device)
+    if isinstance(y, Tensor):  # traced, or on an accelerator
+        missing = _dense_mask(unknown, torch.Size((*leading, num_labels)), device).reshape(y.shape)
+        return PartialTargets(y.masked_fill(missing, 0), missing), missing.numel() - missing.sum()
+    sets = _sets(unknown, num_labels).to(device)
+    if len(sets) != len(y):
+        raise ValueError(f"unknown holds {len(sets)} label sets for {len(y)} rows of input; give one per row")
+    indices, offsets, flags = join_unknown(*y.checked(), *sets.checked(), num_labels)
+    known = len(y) * num_labels - sets.indices.numel()
+    return PartialTargets(LabelSets.from_sorted(indices, offsets, num_labels), flags), known
+
+
+def _sets(unknown: Any, num_labels: int) -> LabelSets:
+    dense = isinstance(unknown, (Tensor, np.ndarray)) and unknown.ndim > 2
+    return LabelSets.of(unknown.reshape(-1, num_labels) if dense else unknown, num_labels, name="unknown")
+
+
+def _dense_mask(unknown: Any, shape: torch.Size, device: torch.device) -> Tensor:
+    if isinstance(unknown, Tensor) and unknown.dtype == torch.bool and unknown.layout is torch.strided:
+        if unknown.shape != shape:
+            raise ValueError(
+                f"a dense unknown must have the shape of the targets, {list(shape)}, got {list(unknown.shape)}"
+            )
+        return unknown.to(device)
+    mask = _sets(unknown, shape[-1]).to_dense(torch.bool)
+    if mask.shape[0] != shape[:-1].numel():
+        raise ValueError(f"unknown holds {mask.shape[0]} label sets for {shape[:-1].numel()} rows; give one per row")
+    return mask.reshape(shape).to(device)
+
+
+@torch.library.custom_op("sigkernels::join_unknown", mutates_args=())
+def join_unknown(
+    indices: Tensor, offsets: Tensor, unknown_indices: Tensor, unknown_offsets: Tensor, num_labels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(indices, offsets) of the union of active and unknown labels, and which of them are unknown, bool ``[nnz]``."""
+    unknown = LabelSets.from_sorted(unknown_indices, unknown_offsets, num_labels)
+    keys = torch.cat([LabelSets.from_sorted(indices, offsets, num_labels).keys(), unknown.keys()]).unique()
+    sizes = torch.bincount(keys // num_labels, minlength=len(unknown))
+    return keys % num_labels, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), listed_in(keys, unknown)
+
+
+@join_unknown.register_fake
+def _(
+    indices: Tensor, offsets: Tensor, unknown_indices: Tensor, unknown_offsets: Tensor, num_labels: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    nnz = torch.library.get_ctx().new_dynamic_size()
+    return indices.new_empty(nnz), torch.empty_like(offsets), indices.new_empty(nnz, dtype=torch.bool)
 
 
 def split_nan(targets: Any, unknown: Any, num_labels: int) -> tuple[Any, Any]:

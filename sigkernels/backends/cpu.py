@@ -19,6 +19,7 @@ from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
+from ..partial_labels import PartialTargets
 from . import missing_kernels, torch_tiled
 from .gradient_memory import empty_gradient
 from .interface import (
@@ -66,6 +67,9 @@ class CPUBackend(Backend):
         return self.refuses_loss(loss)
 
     def refuses_codes(self) -> str | None:
+        return None
+
+    def refuses_unknown(self) -> str | None:
         return None
 
     def fused_loss(self, call: LossCall) -> LossResult:
@@ -189,7 +193,10 @@ class _Call:
         self.kept.append(tensor)
         return tensor.data_ptr()
 
-    def set_targets(self, targets: LabelSets | Tensor) -> None:
+    def set_targets(self, targets: LabelSets | Tensor | PartialTargets) -> None:
+        unknown = None
+        if isinstance(targets, PartialTargets):
+            targets, unknown = targets.for_kernels()
         if isinstance(targets, LabelSets):
             indices, offsets = (tensor.contiguous() for tensor in targets.unchecked())
             self.c.set_sparse_targets(
@@ -198,6 +205,7 @@ class _Call:
                 offsets=self.keep(offsets),
                 num_offsets=offsets.numel(),
                 num_labels=targets.num_labels,
+                unknown=self.keep(unknown),
             )
             return
         if targets.dtype not in _DTYPES:

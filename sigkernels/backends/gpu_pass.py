@@ -14,6 +14,7 @@ from torch import Tensor
 from ..labels import LabelSets
 from ..losses import ConfusionParams, ElementwiseParams
 from ..losses.kernel_params import UNBOUNDED
+from ..partial_labels import PartialTargets
 from . import torch_columns
 from .gpu_kernels import Columns, Elementwise, GPUKernels, Gradients, Targets
 from .gpu_tiles import Chunk, SparseTargets, gradient_factors, label_chunks
@@ -41,6 +42,7 @@ class _Pass:
 
     def __init__(self, call: LossCall, kernels: GPUKernels) -> None:
         x, layer, targets, needs = call.x, call.layer, call.targets, call.needs
+        assert not isinstance(targets, PartialTargets)  # refused
         self.kernels, self.x, self.layer, self.needs = kernels, x, layer, needs
         self.acc, self.out_dtype = accumulate_dtype(x.dtype), gradient_dtype(x.dtype)
         self.sparse = SparseTargets(targets) if isinstance(targets, LabelSets) else None

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ColumnLoss, ElementwiseLoss
+from ..partial_labels import PartialTargets
 
 Operation = Literal["fused_loss", "column_loss", "logits", "logits_adjoint", "topk", "predict", "lml"]
 
@@ -25,7 +26,7 @@ class LossCall(NamedTuple):
 
     x: Tensor  # [B, D]
     layer: Layer
-    targets: LabelSets | Tensor  # sets of global labels, or [B, m] in [0, 1]
+    targets: LabelSets | Tensor | PartialTargets  # sets of global labels, or [B, m] in [0, 1]
     loss: ElementwiseLoss | ColumnLoss  # its tensors are [] or [n]
     scale: (
         float | Tensor
@@ -135,6 +136,10 @@ class Backend(abc.ABC):
     def refuses_codes(self) -> str | None:
         """``None``, or one sentence: why it does not take layers with codes."""
         return f"the {self.name} backend has no kernel for codes; use 'torch' or 'auto'"
+
+    def refuses_unknown(self) -> str | None:
+        """``None``, or one sentence: why it does not take targets with unknown labels."""
+        return f"the {self.name} backend has no kernel for unknown labels; use 'torch' or 'auto'"
 
     def refuses_loss(self, loss: ElementwiseLoss | ColumnLoss | None) -> str | None:
         """``None``, or one sentence, for backends that have kernels for the losses of this package alone."""

@@ -27,6 +27,9 @@ class TorchBackend(Backend):
     def refuses_codes(self) -> str | None:
         return None
 
+    def refuses_unknown(self) -> str | None:
+        return None
+
     def fused_loss(self, call: LossCall) -> LossResult:
         return torch_tiled.fused_loss(call)
 

@@ -19,6 +19,7 @@ from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ElementwiseLoss
+from ..partial_labels import PartialTargets
 from .interface import LossCall, LossResult, accumulate_dtype, gradient_dtype, sum_dtype
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -170,7 +171,11 @@ def fused_loss(call: LossCall) -> LossResult:
     for index, chunk in enumerate(walk):
         start, stop, _, z = chunk
         part = loss.at_labels(z, layer.label_start + start, layer.label_start + stop)
-        f, g = part.tile(z, chunk_targets(start, stop), any(call.needs))
+        y = chunk_targets(start, stop)
+        missing = y.isnan() if isinstance(call.targets, PartialTargets) else None
+        f, g = part.tile(z, y if missing is None else y.masked_fill(missing, 0), any(call.needs))
+        if missing is not None:
+            f, g = f.masked_fill(missing, 0), None if g is None else g.masked_fill(missing, 0)
         rows += f.sum(1, dtype=rows.dtype)
         if any(call.needs) and g is not None:
             sums.add(index, chunk, g * scale)
@@ -205,22 +210,27 @@ def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
 
 
 class ChunkTargets:
-    """Dense targets ``[B, chunk]`` one chunk at a time; sparse sets are put in order of label once."""
+    """Dense targets ``[B, chunk]`` one chunk at a time, unknown ones NaN; sparse sets are put in order of label once."""
 
     dtype: torch.dtype
     batch: int
     dense: Tensor | None
     labels: Tensor
     rows: Tensor
+    values: Tensor | None  # of the entries of sets; None: all are 1
     edges: list[int]
     size: int
 
-    def __init__(self, targets: LabelSets | Tensor, layer: Layer, walk: LabelChunks) -> None:
+    def __init__(self, targets: LabelSets | Tensor | PartialTargets, layer: Layer, walk: LabelChunks) -> None:
+        unknown = None
+        if isinstance(targets, PartialTargets):
+            targets, unknown = targets.for_kernels()
         self.dtype, self.batch = walk.x.dtype, walk.x.shape[0]
         self.dense = None if isinstance(targets, LabelSets) else targets
         if isinstance(targets, LabelSets):
             labels, order = torch.sort(targets.indices - layer.label_start)
             self.labels, self.rows = labels, targets.rows()[order]
+            self.values = None if unknown is None else torch.where(unknown[order], torch.nan, 1.0).to(self.dtype)
             edges = torch.arange(0, layer.num_rows + walk.size, walk.size, device=labels.device)
             self.edges = torch.searchsorted(labels, edges.clamp_(max=layer.num_rows)).tolist()
             self.size = walk.size
@@ -230,7 +240,8 @@ class ChunkTargets:
             return self.dense[:, start:stop].to(self.dtype)
         y = torch.zeros(self.batch, stop - start, dtype=self.dtype, device=self.labels.device)
         inside = slice(*self.edges[start // self.size : start // self.size + 2])
-        y[self.rows[inside], self.labels[inside] - start] = 1
+        at = self.rows[inside], self.labels[inside] - start
+        y[at] = 1 if self.values is None else self.values[inside]
         return y
 
 

@@ -3,6 +3,7 @@
 from .layer_loss import layer_loss
 from .lml import LML, lml, lml_nll
 from .logits import logits
+from .partial_loss import partial_loss
 from .predict import predict
 from .smooth_topk_svm import smooth_topk_svm
 from .topk import topk
@@ -14,6 +15,7 @@ __all__ = [
     "lml",
     "lml_nll",
     "logits",
+    "partial_loss",
     "predict",
     "smooth_topk_svm",
     "topk",

@@ -23,5 +23,9 @@ def from_target_tensors(tensors: Sequence[Tensor | None], num_labels: int) -> La
     indices, offsets, dense = tensors
     if indices is None or offsets is None:
         assert dense is not None
+        if dense.device.type == "cpu" and dense.is_floating_point() and bool(dense.isnan().any()):
+            raise ValueError(
+                "dense targets hold NaN, which torch.compile and torch.func do not see; give unknown=targets.isnan()"
+            )
         return dense
     return LabelSets.from_sorted(indices, offsets, num_labels)

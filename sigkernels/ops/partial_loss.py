@@ -1,0 +1,144 @@
+"""The fused loss where some labels of a row say nothing: their terms and gradients are 0, whatever their logits are.
+
+One operator, for eager calls and traced ones. It sums: a mean is divided outside by the number of known entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import backends
+from ..backends.interface import Backend, LossCall, accumulate_dtype, gradient_dtype
+from ..labels import LabelSets
+from ..layer import Layer, LayerMeta
+from ..losses import ElementwiseLoss, Loss
+from ..partial_labels import PartialTargets
+from .double_backward import refuse_double_backward
+from .targets import target_tensors
+
+_ARRAYS, _LEARNED = 7, 3  # x, weight, bias, indices, offsets, dense, unknown; the first three take gradients
+
+
+def partial_loss(
+    x: Tensor,  # [B, D]
+    layer: Layer,
+    targets: PartialTargets,
+    loss: ElementwiseLoss,
+    total: bool,
+) -> Tensor:
+    """The sum ``[]`` over all known entries, or that of each row ``[B]``. Arguments were checked."""
+    inputs = (x, layer.weight, layer.bias)
+    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
+    arrays = (*inputs, *target_tensors(targets.targets), targets.unknown)
+    return partial_loss_operator(*arrays, None, *loss.flatten(), layer.meta, total, needs)[0]
+
+
+def _backend(x: Tensor, loss: Loss, codes: int) -> Backend:
+    """The one that is selected if it knows unknown labels; else torch, unless the other was asked for."""
+    chosen = backends.select(x, "fused_loss", loss, codes)
+    reason = chosen.refuses_unknown()
+    if reason is None:
+        return chosen
+    if backends.forced_name() != "auto":
+        raise backends.BackendError(f"backend '{chosen.name}' was asked for, but {reason}")
+    return backends.by_name("torch")
+
+
+@torch.library.custom_op("sigkernels::partial_loss", mutates_args=())
+def partial_loss_operator(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    indices: Tensor | None,
+    offsets: Tensor | None,
+    dense: Tensor | None,
+    unknown: Tensor,
+    row_scale: Tensor | None,
+    loss: str,
+    numbers: Sequence[float],
+    tensors: Sequence[Tensor],
+    meta: Sequence[int],
+    total: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(loss, gradients of x, weight and bias; those that are not needed, or not known yet, are empty)."""
+    layer, measured = Layer(weight, bias, LayerMeta(*meta)), Loss.unflatten(loss, numbers, tensors)
+    assert isinstance(measured, ElementwiseLoss)
+    if indices is None or offsets is None:
+        assert dense is not None
+        targets = PartialTargets(dense, unknown)
+    else:
+        targets = PartialTargets(LabelSets.from_sorted(indices, offsets, layer.num_labels), unknown)
+    dtype = accumulate_dtype(x.dtype)
+    scale = 1.0 if row_scale is None else row_scale.to(dtype).contiguous()
+    made = tuple(_made(needs, total, row_scale))
+    result = _backend(x, measured, layer.codes).fused_loss(LossCall(x, layer, targets, measured, scale, made))
+    value = (result.rows.sum() if total else result.rows).to(dtype)
+    a, b, c = [x.new_empty(0) if grad is None else grad for grad in result.gradients]
+    return value, a, b, c
+
+
+def _made(needs: Sequence[bool], total: bool, row_scale: Tensor | None) -> list[bool]:
+    """The gradients that a call makes: none where the upstream gradients of the rows are not known yet."""
+    return [need and (total or row_scale is not None) for need in needs]
+
+
+@partial_loss_operator.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    indices: Tensor | None,
+    offsets: Tensor | None,
+    dense: Tensor | None,
+    unknown: Tensor,
+    row_scale: Tensor | None,
+    loss: str,
+    numbers: Sequence[float],
+    tensors: Sequence[Tensor],
+    meta: Sequence[int],
+    total: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    value = x.new_empty(() if total else x.shape[:1], dtype=accumulate_dtype(x.dtype))
+    a, b, c = [
+        x.new_empty(like.shape, dtype=gradient_dtype(x.dtype)) if need and like is not None else x.new_empty(0)
+        for like, need in zip((x, weight, bias), _made(needs, total, row_scale), strict=True)
+    ]
+    return value, a, b, c
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *arrays, _, loss, numbers, tensors, meta, ctx.total, ctx.needs = inputs
+    ctx.call, ctx.tensors = (loss, numbers, meta), len(tensors)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*arrays, *(output[1:] if ctx.total else tensors))
+
+
+def _gradients(ctx: Any, arrays: Sequence[Tensor | None], rest: Sequence[Tensor], upstream: Tensor) -> list[Any]:
+    if ctx.total:
+        made = [grad * upstream for grad in rest]
+    else:
+        loss, numbers, meta = ctx.call
+        made = partial_loss_operator(*arrays, upstream, loss, numbers, list(rest), meta, False, ctx.needs)[1:]
+    pairs = zip(made, arrays[:_LEARNED], ctx.needs, strict=True)
+    return [grad.to(array.dtype) if need and array is not None else None for grad, array, need in pairs]
+
+
+def _backward(ctx: Any, upstream: Tensor, *unused: Any) -> tuple[Any, ...]:
+    arrays, rest = ctx.saved_tensors[:_ARRAYS], ctx.saved_tensors[_ARRAYS:]
+    if torch.is_grad_enabled():  # create_graph=True
+        with torch.no_grad():
+            grads = _gradients(ctx, arrays, rest, upstream)
+        grads = refuse_double_backward([*arrays[:_LEARNED], upstream], grads)
+    else:
+        grads = _gradients(ctx, arrays, rest, upstream)
+    numbers: list[None] | None = None if ctx.call[1] else []  # torch takes an empty list for one of tensors
+    return (*grads, *[None] * 6, numbers, [None] * ctx.tensors, None, None, None)
+
+
+partial_loss_operator.register_autograd(_backward, setup_context=_setup_context)
