@@ -6,6 +6,7 @@
 # make bench  every benchmark against its peers; writes bench/out/report.html
 # make build  sdist and wheel into dist/
 # make wheel  a manylinux wheel into dist/repaired, which runs on other Linux machines
+# make try-wheel  the same, installed and tried in an environment that has nothing else
 # make clean  remove what the above made (the .venv too)
 #
 # A second run reuses .venv; a changed source of csrc recompiles, a changed pyproject.toml installs again.
@@ -18,7 +19,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SOURCES := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.h*' -o -name '*.cu*' \) 2>/dev/null)
 
-.PHONY: demo test lint types docs bench build wheel clean
+.PHONY: demo test lint types docs bench build wheel try-wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/run $(VENV)/ext
@@ -42,13 +43,22 @@ docs: $(VENV)/docs
 bench: $(VENV)/dev $(VENV)/ext
 	$(BIN)/python -m sigkernels bench --html $(ARGS)
 
+# The wheel is built from the sdist, so that what is missing from the one is missing from the other.
 build: $(VENV)/dev
-	$(BIN)/python -m build --outdir dist
+	rm -rf dist
+	SIGKERNELS_REQUIRE_EXT=1 $(BIN)/python -m build --outdir dist
 
 # torch ships the OpenMP runtime and loads it first. A second copy inside the wheel would be a second thread pool.
 wheel: build
 	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[wheel]'
 	$(BIN)/python -m auditwheel repair --exclude libgomp.so.1 --wheel-dir dist/repaired dist/*-linux_*.whl
+
+try-wheel: wheel
+	$(PYTHON) -m venv --clear build/clean
+	build/clean/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt torch==2.13.0
+	build/clean/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/repaired/*.whl
+	cd build/clean && bin/python -I ../../.ci/try_wheel.py
+	@du -h dist/*.tar.gz dist/repaired/*.whl
 
 clean:
 	rm -rf $(VENV) build dist demo bench/out *.egg-info sigkernels/_C.*.so sigkernels/_cuda.*.so

@@ -185,6 +185,8 @@ def compile_kernels(ext, build_temp):
 
 class BuildExt(build_ext):
     def build_extensions(self):
+        if self.compiler.compiler_type == "msvc":
+            self._leave_out_kernels()
         openmp = ["-fopenmp"] if has_flag(self.compiler, "-fopenmp") else []
         for ext in self.extensions:
             ext.extra_compile_args += openmp
@@ -203,6 +205,14 @@ class BuildExt(build_ext):
 
         self.compiler._compile = compile_for_isa
         super().build_extensions()
+
+    def _leave_out_kernels(self):
+        """The kernels are written with the vector extensions of GCC and Clang."""
+        reason = "MSVC cannot compile the CPU kernels; everything runs on plain torch"
+        if not all(ext.optional for ext in self.extensions):
+            raise CompileError(f"{reason}, or leave SIGKERNELS_REQUIRE_EXT unset")
+        self.warn(reason)
+        self.extensions = []
 
     def build_extension(self, ext):
         stale = self.force or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name))

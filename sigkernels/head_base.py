@@ -25,8 +25,6 @@ from .validation import check_memory
 
 _Result = TypeVar("_Result")
 
-_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # new in torch 2.7
-
 
 class Head(nn.Module):
     """What every head does. ``h`` is ``[..., in_features]``; ``n`` is ``num_labels``.
@@ -284,7 +282,7 @@ class Head(nn.Module):
 
 def _is_recorded() -> bool:
     """Whether torch.jit.trace or torch.onnx.export watches, which know torch's own operators only."""
-    return torch.jit.is_tracing() or (_is_exporting() and torch.onnx.is_in_onnx_export())
+    return torch.jit.is_tracing() or (torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export())
 
 
 def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:

@@ -20,6 +20,7 @@ import argparse
 import re
 import subprocess
 import sys
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -115,6 +116,14 @@ def _offsets(rows: list[list[int]]) -> np.ndarray:
     return np.cumsum([0, *map(len, rows)], dtype=np.int32)
 
 
+def save(path: Path, data: dict[str, np.ndarray]) -> None:
+    """An npz file like numpy's own, compressed by LZMA: a quarter smaller, and ``np.load`` reads it."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        for name, array in data.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Rebuild the debian_deps data set.")
     parser.add_argument("avail", nargs="?", type=Path, help="output of `apt-cache dumpavail`; default: run it")
@@ -127,7 +136,7 @@ def main() -> int:
     else:
         text = subprocess.run(["apt-cache", "dumpavail"], check=True, capture_output=True).stdout.decode()
     data = build(text.splitlines(), args.min_count, args.max_active)
-    np.savez_compressed(args.output, **data)
+    save(args.output, data)
     rows, labels = len(data["label_offsets"]) - 1, len(data["label_names"])
     mean = len(data["label_indices"]) / rows
     print(f"{args.output}: {rows} examples, {labels} labels, {mean:.2f} on average", file=sys.stderr)
