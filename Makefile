@@ -14,9 +14,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+TORCH  ?= torch==2.13.0
+# The versions that are installed; /dev/null for the newest of everything (and TORCH=torch).
+CONSTRAINTS ?= constraints.txt
 
 BIN     := $(VENV)/bin
-PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 SOURCES := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.h*' -o -name '*.cu*' \) 2>/dev/null)
 
 .PHONY: demo test lint types docs bench build wheel try-wheel clean
@@ -55,8 +58,8 @@ wheel: build
 
 try-wheel: wheel
 	$(PYTHON) -m venv --clear build/clean
-	build/clean/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt torch==2.13.0
-	build/clean/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/repaired/*.whl
+	build/clean/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS) $(TORCH)
+	build/clean/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS) dist/repaired/*.whl
 	cd build/clean && bin/python -I ../../.ci/try_wheel.py
 	@du -h dist/*.tar.gz dist/repaired/*.whl
 
@@ -70,7 +73,7 @@ $(VENV)/torch: constraints.txt
 	@echo "Setting up $(VENV): torch takes a few minutes the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "Cannot make a virtual environment with $(PYTHON): apt-get install python3-venv, or set PYTHON=" >&2; exit 1; }
-	$(PIP) torch==2.13.0
+	$(PIP) $(TORCH)
 	@touch $@
 
 # The package itself, editable and without its extension, which is a step of its own so that a changed

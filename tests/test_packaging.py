@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs 
 
 SOURCE_PARTS = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
 SOURCE_PARTS += ("CONTRIBUTING.md", "Makefile", "constraints.txt", "csrc", "sigkernels", "tests", "bench")
-SOURCE_PARTS += ("examples", "docs")
+SOURCE_PARTS += ("examples", "docs", ".ci")
 FOLDERS = ("csrc/", "sigkernels/", "tests/", "bench/", "examples/", "docs/")
 
 
@@ -93,6 +93,7 @@ def test_the_wheel_has_no_openmp_runtime_of_its_own():
     assert shown.returncode == 0, shown.stderr
     (repair,) = [line for line in shown.stdout.splitlines() if "auditwheel repair" in line]
     assert "--exclude libgomp.so.1" in repair
+    assert "auditwheel repair --exclude libgomp.so.1" in (ROOT / "pyproject.toml").read_text()  # cibuildwheel's
 
 
 def test_cuda_asked_for_but_no_nvcc(source, tmp_path):
