@@ -283,7 +283,8 @@ def _plot_slack(rows: list[dict]) -> None:
                 at, [r["p1 low"] for r in mine], [r["p1 high"] for r in mine], color=colour, alpha=0.15, linewidth=0
             )
     axis.set(xscale="log", yscale="log", xlabel="labels n", ylabel="radius, 1st percentile")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    axis.set_title(f"DFT heads with {min(r['n'] for r in rows):,} to {max(r['n'] for r in rows):,} labels")
     figure.savefig(OUT / "verify_slack.png", dpi=150)
 
 

@@ -222,6 +222,18 @@ def text(run: Run) -> str:
     return "\n".join(out)
 
 
+def brief(run: Run) -> str:
+    """What a comparison found, in the Markdown of a CI summary: one line, the warnings, and a row for each change."""
+    counts = {verdict: sum(c.verdict == verdict for c in run.changes) for verdict in ("slower", "faster", "same")}
+    out = [f"{counts['slower']} slower, {counts['faster']} faster, {counts['same']} the same as in the earlier run"]
+    out += [f"\nWARNING: {warning}" for warning in warnings(run.records, run.load)]
+    moved = sorted((c for c in run.changes if c.verdict != "same"), key=lambda c: -c.factor)
+    if moved:
+        out += ["\n| time | case | by |", "|---|---|---|"]
+        out += [f"| ×{c.factor:.2f} {c.verdict} | {c.group}: {c.who} | {c.against} |" for c in moved]
+    return "\n".join(out)
+
+
 def page(run: Run) -> str:
     """The report as one self-contained HTML page."""
     records, changes = run.records, run.changes
@@ -320,6 +332,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write all of it here as one run")
     parser.add_argument("--compare", type=Path, help="an earlier run")
     parser.add_argument("--tolerance", type=float, default=DEFAULT_TOLERANCE, help="default %(default)s")
+    parser.add_argument("--brief", action="store_true", help="print the comparison alone, as a Markdown table")
     args = parser.parse_args(argv)
     files = [read(path) for path in args.runs]
     records, environment = [record for found, _ in files for record in found], files[0][1]
@@ -331,7 +344,7 @@ def main(argv: list[str] | None = None) -> int:
         args.html.write_text(page(run), encoding="utf-8")
     if args.json:
         args.json.write_text(json.dumps(as_json(run), indent=1), encoding="utf-8")
-    print(text(run))
+    print(brief(run) if args.brief else text(run))
     return 1 if any(change.verdict == "slower" for change in changes) else 0
 
 

@@ -38,6 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--output", type=Path, default=Path("bench/out"), help="default: %(default)s")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="an earlier report.json or pytest-benchmark file")
     parser.add_argument("--tolerance", type=float, default=0.25, help="slowdown that counts (default %(default)s)")
+    parser.add_argument("--brief", action="store_true", help="with --compare: print what changed, as a Markdown table")
     parser.add_argument("--html", action="store_true", help="write report.html too")
     parser.add_argument("--require-idle", action="store_true", help="refuse to measure while other work is running")
 
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     (args.output / "report.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     if args.html:
         (args.output / "report.html").write_text(report.page(measured), encoding="utf-8")
-    print(json.dumps(result, indent=1) if args.json else report.text(measured))
+    shown = report.brief if args.brief else report.text
+    print(json.dumps(result, indent=1) if args.json else shown(measured))
     written = "report.json and report.html" if args.html else "report.json"
     print(f"\nWrote {written} to {args.output}", file=sys.stderr)
     if failed:
@@ -86,6 +88,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ValueError("--only must name a suite or a case, got nothing")
     if args.compare is not None and not args.compare.is_file():
         raise ValueError(f"--compare must be a file of an earlier run, but {args.compare} is none")
+    if args.brief and args.compare is None:
+        raise ValueError("--brief prints a comparison: give an earlier run with --compare FILE")
     for package in ("pytest", "pytest_benchmark"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"the benchmarks need {package}: pip install pytest pytest-benchmark matplotlib")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import shutil
@@ -186,6 +187,16 @@ def test_the_page_names_the_range_it_measured(report, canned):
     assert "<h2>Throughput at 1,000 to 1,000,000 labels</h2>" in report.page(report.Run(canned, []))
     small = [record for record in canned if record.suite != "scaling" or record.n == 1000]
     assert "<h2>Throughput at 1,000 labels</h2>" in report.page(report.Run(small, []))
+
+
+def test_a_comparison_in_brief(report, canned):
+    """One line where nothing changed, a row for each case that did."""
+    assert report.brief(report.Run(canned, report.compare(canned, canned))).startswith("0 slower, 0 faster")
+    ours = next(record for record in canned if record.ours)
+    later = [dataclasses.replace(r, seconds=3 * r.seconds) if r is ours else r for r in canned]
+    lines = report.brief(report.Run(later, report.compare(later, canned))).splitlines()
+    assert lines[0].startswith("1 slower, 0 faster")
+    assert lines[-1].startswith(f"| ×3.00 slower | {ours.group}: {ours.who} |")
 
 
 def test_how_often_sigkernels_is_slower_stands_on_top(report, canned):

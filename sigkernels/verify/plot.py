@@ -19,6 +19,8 @@ COLOURS = {
     Verdict.UNDECIDED: "#b0b0b0",
 }
 
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}  # covers no bar
+
 
 def plot_report(report: Report, axes: Any = None) -> Any:
     """Two pictures: the radii of the argmaxable sets, and the share of each verdict by the number of active labels."""
@@ -40,8 +42,13 @@ def plot_report(report: Report, axes: Any = None) -> Any:
         left.hist(exponent, bins=bins, color=COLOURS[Verdict.ARGMAXABLE])
         if report.question.tol > 0:
             left.axvline(np.log10(report.question.tol), color="black", linewidth=1, linestyle=":", label="tol")
-            left.legend()
-    left.set(xlabel="log10 of the proved radius", ylabel="label sets", title="Radius of the argmaxable sets")
+            left.legend(**BESIDE)
+    span = f": {low[positive].min():.2g} to {low[positive].max():.2g}" if positive.any() else ""
+    left.set(
+        xlabel="log10 of the proved radius",
+        ylabel="label sets",
+        title=f"Radius of {positive.sum()} argmaxable sets{span}",
+    )
 
     active = report.sets.sizes.numpy()
     groups, start = np.unique(active, return_inverse=True)
@@ -54,6 +61,6 @@ def plot_report(report: Report, axes: Any = None) -> Any:
             right.bar(groups, share, bottom=base, width=0.9, color=colour, label=verdict.value)
             base += share
     if len(groups):
-        right.legend(loc="lower left")
+        right.legend(**BESIDE)
     right.set(xlabel="active labels", ylabel="share of the sets", ylim=(0, 1), title="Verdicts")
     return left.figure
