@@ -1,11 +1,13 @@
-"""Every public name has an example in its docstring, and the examples run."""
+"""Every public name has an example in its docstring and an entry in the API reference, and the examples run."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
 import inspect
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,7 @@ OTHERS = {  # public names of modules whose __all__ also serves the package itse
     "hf": ("HeadMixin",),
     "suggest": ("Suggestion",),
 }
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "api"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -52,3 +55,12 @@ def test_the_example_runs(name):
         torch.manual_seed(0)
         runner.run(case, out=report.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(report)
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="needs the source tree")
+def test_the_reference_lists_every_name():
+    listed = re.findall(
+        r"^\.\. auto\w+:: ([\w.]+)", "".join(p.read_text() for p in REFERENCE.glob("*.rst")), re.MULTILINE
+    )
+    entries = {entry.rpartition(".")[2] for entry in listed}
+    assert [name for name in PUBLIC if name.rpartition(".")[2] not in entries] == []
