@@ -30,6 +30,7 @@ import torch  # noqa: E402
 from scipy.optimize import linprog  # noqa: E402
 from scipy.stats import binom  # noqa: E402
 from verify_layers import CACHE, layer  # noqa: E402
+from verify_margins import PEERS, compare_margins  # noqa: E402
 
 from sigkernels import DFTHead  # noqa: E402
 from sigkernels.verify import verify, verify_classes  # noqa: E402
@@ -137,6 +138,19 @@ def radius(args: argparse.Namespace) -> list[dict]:
             head, W = dft_head(n, 80, args.slack)
             name = f"radius dft n={n} k=80 slack={args.slack}"
             rows.append(compare(name, head, W, distinct(sets, args.sets), args.baseline, radius=True))
+    return rows
+
+
+def margin(args: argparse.Namespace) -> list[dict]:
+    """Margins on the unit l2 ball against quadratic programs, argmaxable sets of trained layers."""
+    rows = []
+    for n in args.n:
+        for d in args.d:
+            W, sets = layer("trained", n, d, args.data, args.cache)
+            W = W.astype(np.float64)
+            sets = distinct(sets, 60)
+            yes = [s for s, v in zip(sets, verify(W, sets).verdicts, strict=True) if v == "ARGMAXABLE"][: args.sets]
+            rows.append(compare_margins(f"margin n={n} d={d}", W, yes, args.baseline, args.peers))
     return rows
 
 
@@ -311,7 +325,8 @@ def test_verify(benchmark, who: str, d: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", choices=("speed", "radius", "throughput", "bottleneck", "slack", "published", "classes", "thin")
+        "what",
+        choices=("speed", "radius", "margin", "throughput", "bottleneck", "slack", "published", "classes", "thin"),
     )
     parser.add_argument("--n", type=int, nargs="+", default=[8921, 20_000])
     parser.add_argument("--d", type=int, nargs="+", default=[25, 50, 100, 200])
@@ -320,6 +335,7 @@ def main() -> None:
     parser.add_argument("--head-slack", action="store_true", help="slack as the head initialises it, in its picture")
     parser.add_argument("--sets", type=int, default=128, help="label sets for the verifier")
     parser.add_argument("--baseline", type=int, default=3, help="label sets for HiGHS")
+    parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=list(PEERS), help="solvers for margin")
     parser.add_argument("--matrix", type=Path, help=".npy file with the matrix [classes, features] of classes")
     parser.add_argument("--data", help="debian_deps.npz (default: the one in the package)")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where trained layers are kept")
