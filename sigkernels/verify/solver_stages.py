@@ -12,6 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate
+from .code_words import code_points
 from .exact import MAX_WIDTH, gordan_alternative
 from .input_ball import Box, InputBall
 from .largest_balls import Ball, Item, balls
@@ -95,6 +96,13 @@ def _at_the_edges(slope: ndarray, tight: int, box: float) -> ndarray:
     return x
 
 
+def _from_codes(ledger: Ledger, item: Item) -> Item:
+    """The set with the sum of its codes to begin from, where only a polynomial is known, whose region is thin."""
+    if not ledger.question.codes or ledger.stage[item.number] != "closed form":
+        return item
+    return item._replace(start=code_points(ledger.question, [ledger.sets[item.number]])[0])
+
+
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     """Offer the largest balls that the interior-point method finds, each sharpened to the vertex it is close to."""
     if not len(which):
@@ -102,7 +110,7 @@ def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     mine = _Rows.of(ledger)
     if not len(mine.labels):
         return
-    items = mine.items(ledger, which)
+    items = [_from_codes(ledger, item) for item in mine.items(ledger, which)]
     whole = ledger.question.k >= 0 and not ledger.question.codes and ledger.question.d >= WHOLE_WIDTH
     active = {item.number: item.active for item in items}
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
