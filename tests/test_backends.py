@@ -84,3 +84,15 @@ def test_backward_uses_the_backend_of_the_forward_pass():
     assert fused_loss.backend.name == "torch"
     value.sum().backward()
     assert head.weight.grad.abs().sum() > 0
+
+
+def test_a_backend_that_is_passed_over_is_logged_once(caplog):
+    """A loss that no kernel knows: the reason, at debug level."""
+    backends._log_refusal.cache_clear()
+    x, weight = torch.zeros(2, 3), torch.zeros(5, 3)
+    with caplog.at_level("DEBUG", logger="sigkernels"):
+        for _ in range(2):
+            sk.functional.linear_loss(x, weight, [[1], []], loss=sk.Poly1BCE())
+    messages = [record.message for record in caplog.records if "passed over" in record.message]
+    if "cpu" in sk.available_backends():
+        assert len(messages) == 1 and "Poly1BCE" in messages[0]

@@ -39,7 +39,7 @@ def test_opcheck_others():
     torch.library.opcheck(logits_operator, (p.x, *p.layer))
     torch.library.opcheck(topk_operator, (p.x, *p.layer, 3))
     with torch.no_grad():
-        torch.library.opcheck(predict_operator, (p.x.detach(), p.layer.weight.detach(), *p.layer[1:], 0.5))
+        torch.library.opcheck(predict_operator, (p.x.detach(), p.layer.weight.detach(), *p.layer[1:], 0.5, None))
     q = problem(40, -1, 4, 5, bias=True)
     torch.library.opcheck(logits_operator, (q.x, *q.layer))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,7 @@ __all__ = [
     "select",
 ]
 
+_log = logging.getLogger("sigkernels")  # at debug level: which backends can run, and why one is passed over; each once
 _BACKENDS: dict[str, Backend] = {b.name: b for b in (CPUBackend(), CUDABackend(), TritonBackend(), TorchBackend())}
 # device type → kernels in order of preference; torch does what none of them does
 _AUTO = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}
@@ -98,7 +100,14 @@ def forced_name() -> str:
 @functools.cache
 def _unavailable(name: str) -> str | None:
     """Asked once per process: a failed search for a module or a driver costs more than a small layer."""
-    return _BACKENDS[name].unavailable()
+    reason = _BACKENDS[name].unavailable()
+    _log.debug("backend %s: %s", name, "available" if reason is None else f"not available: {reason}")
+    return reason
+
+
+@functools.lru_cache(maxsize=64)
+def _log_refusal(name: str, reason: str) -> None:
+    _log.debug("backend %s is passed over: %s", name, reason)
 
 
 def select(x: Tensor, operation: Operation = "logits", loss: Any = None, codes: int = 0) -> Backend:
@@ -107,8 +116,12 @@ def select(x: Tensor, operation: Operation = "logits", loss: Any = None, codes: 
     if forced != "auto":
         return _forced_backend(forced, x, operation, loss, codes)
     for name in _AUTO.get(x.device.type, ()):
-        if _unavailable(name) is None and _refusal(_BACKENDS[name], x, operation, loss, codes) is None:
+        if _unavailable(name) is not None:
+            continue
+        refusal = _refusal(_BACKENDS[name], x, operation, loss, codes)
+        if refusal is None:
             return _BACKENDS[name]
+        _log_refusal(name, refusal)
     if x.device.type == "cpu" and (reason := _unavailable("cpu")) is not None:
         missing_kernels.warn_once(reason)
     return _BACKENDS["torch"]

@@ -60,7 +60,12 @@ def verify_all(
             other sets are kept, so that memory does not grow with the number of sets; ``check()`` then proves those alone.
 
     Returns:
-        An :class:`AllSetsReport`.
+        An ``AllSetsReport``.
+
+    Example:
+        >>> W = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> sk.verify_all(W, k=2).counts()["UNARGMAXABLE"]
+        2
     """
     namespace(device if isinstance(device, str) else str(device))  # one that is missing is refused first
     question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain)

@@ -90,9 +90,13 @@ class AllSetsReport:
     Attributes:
         sizes: the numbers of labels of the sets that were asked about.
         groups: the sets that closed forms decide, each with one proof.
-        sets: a :class:`Report` on the sets that were decided one by one (with ``witnesses=False`` on those of them that
+        sets: a ``Report`` on the sets that were decided one by one (with ``witnesses=False`` on those of them that
             are not ``ARGMAXABLE``).
         notes: how the classifier was read, and what could not be done.
+
+    Example:
+        >>> sk.verify_all(sk.DFTHead(64, 100, k=3, slack=2), k=2)
+        AllSetsReport(5051 label sets, 4 proofs: 5051 ARGMAXABLE)
     """
 
     def __init__(self, question: Question, sizes: range, groups: list[Group], kept: Kept, notes: list[str]):
