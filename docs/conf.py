@@ -131,6 +131,13 @@ def _inside(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
     return False
 
 
+def _no_type_in_prose(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Napoleon takes what stands before the first colon of a property's docstring for its type: give it an empty one."""
+    if what == "property" and lines:
+        lines[0] = f": {lines[0]}"
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", _no_type_in_prose, priority=400)  # before Napoleon
     app.add_transform(LinkNames)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
