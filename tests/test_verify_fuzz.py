@@ -6,6 +6,6 @@ from fuzz_verify import QUESTIONS, campaign
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=str)
 def test_no_contradiction_and_no_forgery_accepted(asked):
-    counts = campaign(asked, cases=30, seed=1)
+    counts = campaign(asked, cases=24, seed=1)
     assert counts["contradictions"] == counts["forgeries accepted"] == 0
-    assert counts["open"] == 0 and counts["forgeries"] >= 120
+    assert counts["open"] == 0 and counts["forgeries"] >= 96
