@@ -82,8 +82,10 @@ class Vertex:
         row = np.max(np.abs(self.system), axis=1)
         scaled = self.system / row[:, None]
         column = np.max(np.abs(scaled), axis=0)
+        if not np.all(column > 0):
+            return None
         lu, pivots, failed = lapack.dgetrf(scaled / column)
-        if failed or not np.all(column > 0):
+        if failed:
             return None
         return (
             lambda r: lapack.dgetrs(lu, pivots, r / row)[0] / column,
