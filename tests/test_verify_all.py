@@ -46,7 +46,7 @@ def test_plain_matrices(options):
 def test_one_class_of_a_softmax():
     W = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [0.1, 0.1]])
     report = agrees_with_verify(W, 1, 4, least=1, rule="argmax")
-    assert list(report.impossible()) == [(3,)] and "impossible: (3,)" in report.summary()
+    assert list(report.impossible()) == [(3,)] and "impossible: {3}" in report.summary()
 
 
 @pytest.mark.parametrize("bias", (None, np.full(9, 0.7), np.linspace(-1, 1, 9)), ids=("none", "constant", "each"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -19,6 +19,7 @@ from .arrays import namespace
 from .certificate import Verdict
 from .closed_groups import Group, closed_groups, count_runs, sets_with_runs
 from .inputs import as_question, rule_of
+from .label_names import check_names
 from .pipeline import decide
 from .progress import Progress
 from .question import Question
@@ -43,6 +44,7 @@ def verify_all(
     domain: str = "all",
     exactly: bool = False,
     witnesses: bool = True,
+    names: Sequence[str] | None = None,
 ) -> AllSetsReport:
     """Decide for every set of at most k labels whether a classifier can ever predict it, with a proof for each.
 
@@ -51,7 +53,8 @@ def verify_all(
     a time.
 
     Args:
-        head_or_matrix, bias, tol, box, device, executor, progress, rule, threshold, domain: as of :func:`verify`.
+        head_or_matrix, bias, tol, box, device, executor, progress, rule, threshold, domain, names: as of
+            :func:`verify`.
         k: the most labels of a set. The empty set is among them, except for ``rule="topk"`` and ``"argmax"``, which
             predict at least one label; ``rule="argmax"`` asks for k = 1.
         radius: also close the interval of every radius. Every set is then decided one by one.
@@ -70,6 +73,7 @@ def verify_all(
     namespace(device if isinstance(device, str) else str(device))  # one that is missing is refused first
     question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain)
     sizes = _sizes(question, k, exactly)
+    checked_names = check_names(names, question.labels)
     groups, left = _by_closed_forms(question, sizes, radius and question.is_dense)
     alone = sum(left.values())
     if not question.is_dense and alone:
@@ -94,7 +98,7 @@ def verify_all(
             bar.add(len(active))
     if any(group.verdict == Verdict.THIN for group in groups):
         notes.append("THIN by a closed form for the worst of many sets: single ones may have more room; ask sk.verify")
-    return AllSetsReport(question, sizes, groups, kept, notes)
+    return AllSetsReport(question, sizes, groups, kept, notes, checked_names)
 
 
 def _sizes(question: Question, k: Any, exactly: bool) -> range:

@@ -14,6 +14,7 @@ from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .check import Proof
 from .closed_groups import Group, count_runs, prove_groups
+from .label_names import in_words
 from .question import Question
 from .report import CheckResult, Report, StageReport
 
@@ -93,15 +94,26 @@ class AllSetsReport:
         sets: a ``Report`` on the sets that were decided one by one (with ``witnesses=False`` on those of them that
             are not ``ARGMAXABLE``).
         notes: how the classifier was read, and what could not be done.
+        names: one name for each label, or None.
 
     Example:
         >>> sk.verify_all(sk.DFTHead(64, 100, k=3, slack=2), k=2)
         AllSetsReport(5051 label sets, 4 proofs: 5051 ARGMAXABLE)
     """
 
-    def __init__(self, question: Question, sizes: range, groups: list[Group], kept: Kept, notes: list[str]):
+    def __init__(
+        self,
+        question: Question,
+        sizes: range,
+        groups: list[Group],
+        kept: Kept,
+        notes: list[str],
+        names: tuple[str, ...] | None = None,
+    ):
         self.question, self.sizes, self.groups = question, sizes, groups
+        self.names = names
         self.sets = kept.report()
+        self.sets.names = names
         self._dropped, self._dropped_radius = kept.dropped, kept.dropped_radius
         self.notes = [*notes, *[note for note in self.sets.notes if note not in notes]]
 
@@ -220,7 +232,10 @@ class AllSetsReport:
         never = list(self.impossible(SHOWN))
         if never:
             more = self.counts()[Verdict.UNARGMAXABLE.value] - len(never)
-            lines.append(f"  impossible: {', '.join(map(str, never))}" + (f" and {more:,} more" if more else ""))
+            lines.append(
+                f"  impossible: {', '.join(in_words(s, self.names) for s in never)}"
+                + (f" and {more:,} more" if more else "")
+            )
         for s in self.sets.stages:
             if s.taken:
                 lines.append(f"  {s.name:<13} decided {s.decided:,} of {s.taken:,} in {s.seconds:.3f} s")

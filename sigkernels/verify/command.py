@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from .certificate import Verdict
 from .classifier_file import StoredClassifier, add_array_options, load_output_layer
 from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays
 from .gate import TOLERABLE, Gate
 from .input_ball import BALLS
 from .inputs import DOMAINS
 from .label_file import load_label_sets
+from .label_names import read_names
 from .repair import Repair
 from .report import CheckResult, Report
 from .rules import FREE, RULES
@@ -56,6 +58,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "or a file with one for each label",
     )
     parser.add_argument("--domain", choices=DOMAINS, default="all", help="nonnegative: features after a ReLU")
+    parser.add_argument("--names", metavar="FILE", help="the names of the labels: one in each line, or a JSON list")
     parser.add_argument("--tol", type=float, default=1e-8, help="least radius that counts as argmaxable (default 1e-8)")
     parser.add_argument(
         "--ball", choices=tuple(BALLS), default="box", help="inputs that count: entries, or length, of at most --box"
@@ -113,6 +116,7 @@ def _verify(args: argparse.Namespace) -> int:
         threshold=_threshold(args.threshold),
         domain=args.domain,
         ball=args.ball,
+        names=None if args.names is None else read_names(existing_file(args.names), layer.weight.shape[0]),
     )
     if out is not None:
         report.save(out)
@@ -165,12 +169,20 @@ def _as_json(
         "box": question.box,
         "counts": report.counts(),
         "verdicts": [str(v) for v in report.verdicts],
+        "impossible": [_impossible(report, i) for i, v in enumerate(report.verdicts) if v == Verdict.UNARGMAXABLE],
         "radius_lo": [_finite(v) for v in report.radius_lo],
         "radius_hi": [_finite(v) for v in report.radius_hi],
         "stages": [s._asdict() for s in report.stages],
         "notes": report.notes,
     }
     return out if checked is None else out | {"checked": bool(checked)}
+
+
+def _impossible(report: Report, line: int) -> dict[str, Any]:
+    """A set that no input predicts, and why."""
+    labels = report.sets[line].tolist()
+    names = None if report.names is None else [report.names[label] for label in labels]
+    return {"set": line, "labels": labels, "names": names, "proof": report.explain(line)}
 
 
 def _repair_as_json(repair: Repair) -> dict[str, Any] | None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from .classifier_file import add_array_options, load_output_layer
 from .explore_page import explore_page
-from .files import BadFile, existing_file
+from .files import existing_file
+from .label_names import read_names
 from .report import Report
 
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         classifier, layer = load_output_layer(args)
         report = Report.load(file, classifier, layer.bias)
-    names = None if args.names is None else read_names(existing_file(args.names), report.question.labels)
+    names = report.names if args.names is None else read_names(existing_file(args.names), report.question.labels)
     out = file.with_suffix(".html") if args.out is None else Path(args.out)
     if out.resolve() in {Path(given).resolve() for given in (args.report, args.weights, args.names) if given}:
         raise ValueError(f"--out {out} is an input and would be overwritten: choose another name")
@@ -49,15 +50,3 @@ def run(args: argparse.Namespace) -> int:
     result = {"page": str(out), "sets": len(report), "counts": report.counts()}
     print(json.dumps({"schema": 1} | result) if args.json else f"{out}: {len(report)} label sets; open it in a browser")
     return 0
-
-
-def read_names(file: Path, num_labels: int) -> list[str]:
-    """The names of all labels, in order."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        names = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadFile(f"{file}: is neither a line of text for each label nor a JSON list: {error}") from None
-    if not all(isinstance(name, str) for name in names) or len(names) != num_labels:
-        raise BadFile(f"{file}: holds {len(names)} names for {num_labels} labels; give one text for each label")
-    return names

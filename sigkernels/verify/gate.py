@@ -47,5 +47,6 @@ class Gate(NamedTuple):
             mine = [i for i in failing if report.verdicts[i] == verdict]
             if mine:
                 more = f" and {len(mine) - 10} more" if len(mine) > 10 else ""
-                lines.append(f"{verdict}: sets {', '.join(map(str, mine[:10]))}{more}")
+                named = [str(i) if report.names is None else f"{i} {report.words(i)}" for i in mine[:10]]
+                lines.append(f"{verdict}: sets {', '.join(named)}{more}")
         return lines

@@ -21,6 +21,7 @@ from .cone import Cone, Found
 from .highest_logits import highest_logits
 from .input_ball import BallName
 from .inputs import as_question, rule_of
+from .label_names import check_names
 from .ledger import Ledger
 from .newton import motzkin, newton, newton_on_all_rows
 from .progress import Progress
@@ -54,6 +55,7 @@ def verify(
     threshold: Any = None,
     domain: Domain = "all",
     ball: BallName = "box",
+    names: Sequence[str] | None = None,
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
@@ -82,6 +84,7 @@ def verify(
         ball: where the centre of a set's ball may lie: ``"box"``, ``|x_j| ≤ box``, or ``"l2"``, ``‖x‖₂ ≤ box``. The radius
             on the unit l2 ball is the margin of support vector machines, ``max min_i y_i(w_i·x + c_i)/‖w_i‖``: without
             a bias, the sine of the angle by which an input may turn. Whether a set is possible does not depend on it.
+        names: one name for each label, for summaries and explanations in words.
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
@@ -110,7 +113,10 @@ def verify(
         )
     given = LabelSets.of(label_sets, question.labels).to("cpu")
     question.rule.check_sets(given)
-    return decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
+    checked_names = check_names(names, question.labels)
+    report = decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
+    report.names = checked_names
+    return report
 
 
 def decide(
@@ -162,6 +168,8 @@ def verify_classes(
     device: str = "cpu",
     executor: Executor | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
+    *,
+    names: Sequence[str] | None = None,
 ) -> Report:
     """Decide for every class of a softmax whether it can ever win, with a proof for each: tokens no input produces.
 
@@ -176,7 +184,7 @@ def verify_classes(
     layer = getattr(head_or_matrix, "weight", head_or_matrix)
     count = getattr(head_or_matrix, "num_labels", None) or len(getattr(head_or_matrix, "coef_", layer))
     every = LabelSets(torch.arange(count), torch.arange(count + 1), count)
-    return verify(head_or_matrix, every, bias, tol, box, False, device, executor, progress, rule="argmax")
+    return verify(head_or_matrix, every, bias, tol, box, False, device, executor, progress, rule="argmax", names=names)
 
 
 def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:

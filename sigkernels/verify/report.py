@@ -14,6 +14,7 @@ from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .code_words import code_points
 from .inputs import as_question, checked_question
+from .label_names import in_words
 from .ledger import CLOSED, Ledger
 from .question import Question, active_labels
 from .recheck import Lines, rejections
@@ -22,6 +23,8 @@ from .witness import notch_polynomial
 
 if TYPE_CHECKING:
     from .repair import Repair
+
+SHOWN = 5  # impossible sets in a summary
 
 
 class StageReport(NamedTuple):
@@ -87,6 +90,7 @@ class Report:
         stages: one ``StageReport`` per stage of the pipeline.
         stage: ``[m]`` which stage gave the final proof.
         notes: how the classifier was read, and what could not be done.
+        names: one name for each label, for output in words, or None.
 
     Example:
         >>> report = sk.verify(np.eye(3), [[0], [1, 2]])
@@ -104,6 +108,7 @@ class Report:
     stage: ndarray
     stages: list[StageReport]
     notes: list[str]
+    names: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -189,10 +194,10 @@ class Report:
         return None if certificate.witness is None else certificate.witness[: self.question.inputs]
 
     def explain(self, i: int, names: Sequence[str] | None = None) -> str:
-        """What proves line i, in words; ``names [n]`` replace the numbers of the labels."""
+        """What proves line i, in words; ``names [n]`` (or those of the report) replace the numbers of the labels."""
         from .explain import explain
 
-        return explain(self, self._line(i), names)
+        return explain(self, self._line(i), self.names if names is None else names)
 
     def logit_threshold(self, i: int) -> Any:
         """What the logits at ``witness(i)`` are compared with: a number, or one for each label ``[n]``."""
@@ -246,6 +251,10 @@ class Report:
 
     # What people look at
 
+    def words(self, i: int) -> str:
+        """The labels of set i, by name where ``names`` were given: ``{cat, dog}``."""
+        return in_words(self.sets[self._line(i)].tolist(), self.names)
+
     def counts(self) -> dict[str, int]:
         """How many sets got each verdict."""
         return {v.value: int(sum(x == v for x in self.verdicts)) for v in Verdict}
@@ -264,6 +273,10 @@ class Report:
             low = self.radius_lo[np.array([v == verdict for v in self.verdicts], dtype=bool)]
             if low.size:
                 lines.append(f"  radius of the {name} sets: at least {low.min():.3g} (median {np.median(low):.3g})")
+        never = np.flatnonzero([v == Verdict.UNARGMAXABLE for v in self.verdicts]).tolist()
+        if never:
+            more = f" and {len(never) - SHOWN} more" if len(never) > SHOWN else ""
+            lines.append(f"  impossible: {', '.join(self.words(i) for i in never[:SHOWN])}{more}")
         yes = np.array([v in (Verdict.ARGMAXABLE, Verdict.THIN) for v in self.verdicts], dtype=bool)
         if yes.any() and any(s.name == "radius" for s in self.stages):
             gap = (self.radius_hi[yes] - self.radius_lo[yes]) / self.radius_hi[yes]

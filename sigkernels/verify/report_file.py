@@ -19,6 +19,7 @@ from .certificate import Certificate, Verdict
 from .files import write_arrays
 from .input_ball import BALLS
 from .inputs import DOMAINS, as_numpy, as_question, checked_question
+from .label_names import check_names
 from .question import Question
 from .report import Report, StageReport
 from .rules import DecisionRule
@@ -64,6 +65,8 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
     meta["ball"] = p.ball.name
     if isinstance(p.rule.threshold, ndarray):
         arrays["threshold"], meta["threshold"] = p.rule.threshold, None
+    if report.names is not None:
+        arrays["names"] = np.frombuffer(json.dumps(report.names).encode(), dtype=np.uint8)
     arrays["meta"] = np.array(json.dumps(meta))
     write_arrays(path, arrays)
 
@@ -124,7 +127,7 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
         verdicts = np.empty(len(sets), dtype=object)
         verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
         certificates = _certificates(data)
-        return Report(
+        report = Report(
             question,
             sets,
             verdicts,
@@ -136,6 +139,9 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
             [StageReport(str(name), int(taken), int(decided), float(s)) for name, taken, decided, s in meta["stages"]],
             [str(note) for note in meta["notes"]],
         )
+        if "names" in data:
+            report.names = check_names(json.loads(bytes(data["names"])), question.labels)
+        return report
     except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
         raise _unusable(path, error) from None
 
