@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from sigkernels import DFTHead, dft_matrix  # noqa: E402
+from sigkernels import DFTHead  # noqa: E402
 from sigkernels.verify import verify_all  # noqa: E402
 
 OUT = Path(__file__).parent / "out"
@@ -74,7 +74,7 @@ def measure(name: str, classifier, **options) -> dict:
 
 
 def main() -> None:
-    """Closed forms at two sizes, the DFT without its constant column as a plain matrix, learned embeddings."""
+    """Closed forms at two sizes, then learned embeddings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=240, help="documents")
     parser.add_argument("--d", type=int, nargs="*", default=[4, 6, 8, 10, 15, 30], help="widths of learned embeddings")
@@ -84,9 +84,6 @@ def main() -> None:
     )
     args = parser.parse_args()
     rows = [measure(f"DFT k=2, n={n}", DFTHead(5, n, 2)) for n in (args.n, 46)]
-    # Top-2 needs no constant column: four are enough.
-    plain = np.asarray(dft_matrix(args.n, 2, dtype=torch.float64))[:, 1:]
-    rows.append(measure(f"DFT k=2 without its constant, n={args.n}, as a plain matrix of 4 columns", plain))
     for d in args.d:
         rows.append(measure(f"learned, n={args.n}, d={d}", learn(args.n, d, args.steps), radius=args.radius))
     OUT.mkdir(parents=True, exist_ok=True)
