@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,13 @@ class Head(nn.Module):
         """The input of the classifier matrix, ``[..., D]``."""
         self._check_input(h)
         return self._project(h)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """torch.jit.script asks this of every module before it compiles any."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile {type(self).__name__}, whose kernels are Python and C++; record its logits "
+            "with torch.jit.trace(head, h), or use torch.export.export, which keeps loss, topk and predict whole"
+        )
 
     def _check_input(self, h: Any) -> None:
         if not isinstance(h, Tensor):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .operator_dispatch import by_operator
 from .validation import check_int
 
 MAX_LABELS = 2**40  # beyond it, positions row·num_labels + label would overflow for batches that fit into memory
@@ -62,6 +63,25 @@ def offsets_of(rows: Tensor, batch: int) -> Tensor:
 def is_ascending(indices: Tensor, rows: Tensor) -> bool:
     """Whether the labels of each row ascend without repeats."""
     return bool(((indices.diff() > 0) | (rows.diff() > 0)).all())
+
+
+def check_sets(indices: Tensor, offsets: Tensor, num_labels: int | None) -> None:
+    """Refuses compressed rows that do not keep the contract; labels may be of any size where ``num_labels`` is None."""
+    check_offsets("offsets", offsets, indices.numel())
+    check_range(indices, offsets, MAX_LABELS if num_labels is None else num_labels)
+    if not is_ascending(indices, rows_of(indices, offsets)):
+        raise ValueError("the labels of a row are not in ascending order")
+
+
+def checked_rows(indices: Tensor, offsets: Tensor, num_labels: int | None = None) -> Tensor:
+    """``rows_of`` for code that computes with them in torch. The kernels of the CPU check their own input, and on
+    another device a check would wait for it."""
+    if indices.device.type == "cpu" and not by_operator(indices, offsets):
+        try:
+            check_sets(indices, offsets, num_labels)
+        except ValueError as error:
+            raise ValueError(f"targets are not valid label sets: {error}; build them with LabelSets(…)") from None
+    return rows_of(indices, offsets)
 
 
 def in_order(indices: Tensor, offsets: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:

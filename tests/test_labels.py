@@ -259,6 +259,37 @@ def test_building_sets_inside_a_compiled_function():
         compiled(h, torch.tensor([2, 7, 9]), torch.tensor([0, 2, 3]))
 
 
+BROKEN = {
+    "a row not in order": ([7, 2, 4], [0, 2, 3]),
+    "a repeat": ([2, 2, 4], [0, 2, 3]),
+    "an offset beyond the end": ([2, 7, 4], [0, 2, 1000]),
+    "a negative offset": ([2, 7, 4], [0, -5, 3]),
+    "a negative label": ([-2, 7, 4], [0, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("loss", [sk.BCE(), sk.SigmoidF1(), sk.LMLNLL(2)], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_wrapped_tensors_that_are_no_sets_are_refused_by_the_losses(backend, compiled, loss):
+    """``from_sorted`` trusts its caller; what computes with the sets does not, in a graph either."""
+    if (reason := sk.backend_status()[backend]) is not None:
+        pytest.skip(reason)
+    head, h = sk.LinearHead(4, 9), torch.randn(2, 4)
+
+    def step(h, indices, offsets):
+        return head.loss(h, LabelSets.from_sorted(indices, offsets, 9), loss)
+
+    if compiled:
+        torch._dynamo.reset()
+        step = torch.compile(step, fullgraph=True, backend="eager")
+    with sk.backend(backend):
+        assert step(h, torch.tensor([2, 7, 4]), torch.tensor([0, 2, 3])).isfinite()
+        for indices, offsets in BROKEN.values():
+            with pytest.raises(ValueError, match="not valid label sets"):
+                step(h, torch.tensor(indices), torch.tensor(offsets))
+
+
 def test_the_operator_is_registered_soundly():
     arguments = (torch.tensor([7, 2, 2]), torch.tensor([0, 2, 3]), 9)
     torch.library.opcheck(label_forms.in_order_operator, arguments)

@@ -122,3 +122,12 @@ def test_double_backward_of_logits_through_the_operator():
     args = (LayerMeta(12, 2),)
     assert torch.autograd.gradcheck(lambda g, w: logits_adjoint_operator(g, w, *args), (g, p.layer.weight))
     torch.library.opcheck(logits_adjoint_operator, (g, p.layer.weight, *args))
+
+
+@pytest.mark.parametrize("wrap", [lambda head: head, lambda head: torch.nn.Sequential(torch.nn.ReLU(), head)])
+def test_scripting_a_head_names_the_remedy(wrap):
+    for head in (sk.DFTHead(8, 20, k=2, slack=3), sk.LinearHead(8, 20)):
+        with pytest.raises(
+            RuntimeError, match=r"torch.jit.script cannot compile .*torch.jit.trace\(head, h\).*torch.export"
+        ):
+            torch.jit.script(wrap(head))

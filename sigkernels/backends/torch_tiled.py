@@ -16,6 +16,7 @@ from torch import Tensor
 from ..bounded_cache import BoundedCache
 from ..codes import code_adjoint, code_logits
 from ..dft_plan import plan
+from ..label_forms import checked_rows
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ElementwiseLoss
@@ -228,8 +229,9 @@ class ChunkTargets:
         self.dtype, self.batch = walk.x.dtype, walk.x.shape[0]
         self.dense = None if isinstance(targets, LabelSets) else targets
         if isinstance(targets, LabelSets):
+            rows = checked_rows(*targets.unchecked(), targets.num_labels)
             labels, order = torch.sort(targets.indices - layer.label_start)
-            self.labels, self.rows = labels, targets.rows()[order]
+            self.labels, self.rows = labels, rows[order]
             self.values = None if unknown is None else torch.where(unknown[order], torch.nan, 1.0).to(self.dtype)
             edges = torch.arange(0, layer.num_rows + walk.size, walk.size, device=labels.device)
             self.edges = torch.searchsorted(labels, edges.clamp_(max=layer.num_rows)).tolist()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..backends.interface import accumulate_dtype
+from ..label_forms import checked_rows
 from ..labels import LabelSets
 from ..validation import DTYPES, check_int, check_memory, check_targets
 
@@ -30,8 +31,7 @@ def entries(indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None
         rows, labels = dense.nonzero(as_tuple=True)
         return Entries(rows, labels, dense[rows, labels])
     assert indices is not None and offsets is not None
-    batch = torch.arange(offsets.numel() - 1, device=offsets.device)
-    return Entries(torch.repeat_interleave(batch, offsets.diff(), output_size=indices.numel()), indices, None)
+    return Entries(checked_rows(indices, offsets), indices, None)
 
 
 def split_targets(targets: Any, z: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
