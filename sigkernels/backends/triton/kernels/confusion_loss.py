@@ -12,6 +12,8 @@ import triton.language as tl
 from .gradients import add_gradients, add_to
 from .tile import logit_tile, narrow, target_tile, wide
 
+MOST_BETA: tl.constexpr = tl.constexpr(3e38)  # finite in float32, too
+
 
 @triton.jit
 def sigma(v):
@@ -20,6 +22,12 @@ def sigma(v):
     big = 1.0 / (1.0 + e)
     small = e * big
     return tl.where(v < 0, small, big), small * big
+
+
+@triton.jit
+def finite(beta):
+    """An infinite β makes a step of S, whose slope is 0 wherever it is defined: 0 times a number, not times infinity."""
+    return tl.minimum(tl.maximum(beta, -MOST_BETA), MOST_BETA)
 
 
 @triton.jit
@@ -40,7 +48,7 @@ def score_of(z, beta, eta, FORM: tl.constexpr, MIRRORED: tl.constexpr):
         t = u + eta
         s, bell = sigma(SIGN * beta * t)
         steep = SIGN * bell
-        slope = steep * beta * du
+        slope = steep * finite(beta) * du
     return s, slope, steep, t
 
 
@@ -116,11 +124,14 @@ def confusion_loss_kernel(
         under = METRIC[4] * s + METRIC[5] * p + METRIC[6] * batch
         usable = tl.abs(under) > TINY
         inverse = tl.where(usable, 1.0 / tl.where(usable, under, 1.0), 0.0)
-        value = (METRIC[0] * tp + METRIC[1] * s + METRIC[2] * p + METRIC[3] * batch) * inverse
+        rest = METRIC[0] * tp + METRIC[2] * p + METRIC[3] * batch  # of the numerator, without s
+        value = (rest + METRIC[1] * s) * inverse
         loss += tl.sum(tl.where(in_label, 1.0 - value, 0.0), axis=0)
         if NEED_X or NEED_WEIGHT or NEED_BIAS or NEED_BETA or NEED_ETA:
             on_y = (-SCALE * METRIC[0] * inverse).to(ACC)
-            on_all = (-SCALE * (METRIC[1] - METRIC[4] * value) * inverse).to(ACC)
+            # METRIC[1] - METRIC[4] · value, with the terms in s gone
+            slope_all = (METRIC[1] * (METRIC[5] * p + METRIC[6] * batch) - METRIC[4] * rest) * inverse
+            on_all = (-SCALE * inverse * slope_all).to(ACC)
             tl.debug_barrier()  # threads read what others have stored
             bias_sum = tl.zeros((BN,), ACC)
             by_beta = tl.zeros((BN,), tl.float64)
@@ -137,11 +148,11 @@ def confusion_loss_kernel(
                 beta = setting(betas, label, in_label, BETA, HAS_BETA, ACC)
                 eta = setting(etas, label, in_label, ETA, HAS_ETA, ACC)
                 _, slope, steep, t = score_of(z, beta[None, :], eta[None, :], FORM, MIRRORED)
-                by_score = tl.where(mask, on_y[None, :] * y + on_all[None, :], 0.0)
+                by_score = on_y[None, :] * y + on_all[None, :]
                 if NEED_BETA:
-                    by_beta += tl.sum(by_score * steep * t, axis=0).to(tl.float64)
+                    by_beta += tl.sum(tl.where(mask, by_score * steep * t, 0.0), axis=0).to(tl.float64)
                 if NEED_ETA:
-                    by_eta += tl.sum(by_score * steep, axis=0).to(tl.float64)
+                    by_eta += tl.sum(tl.where(mask, by_score * steep, 0.0), axis=0).to(tl.float64)
                 g = tl.where(mask, by_score * slope, 0.0)
                 if NEED_BIAS:
                     bias_sum += tl.sum(g, axis=0)
@@ -151,7 +162,7 @@ def confusion_loss_kernel(
             if NEED_BETA:
                 tl.store(grad_beta + label, by_beta, mask=in_label)
             if NEED_ETA:
-                by_eta *= setting(betas, label, in_label, BETA, HAS_BETA, ACC)
+                by_eta *= finite(setting(betas, label, in_label, BETA, HAS_BETA, ACC))
                 tl.store(grad_eta + label, by_eta, mask=in_label)
             if NEED_BIAS:
                 if SCALED:
