@@ -1,4 +1,4 @@
-// Every kernel once, on buffers of exactly the right size, for a run under a sanitizer.
+// Every kernel once, on buffers of exactly the right size, for a run under a sanitizer.  KERNELS: those that are compiled.
 #include <cstdio>
 #include <vector>
 
@@ -10,6 +10,11 @@
 #include "topk.cuh"
 
 using namespace sk;
+
+constexpr int FUSED_LOSS = 1, ADD_SLABS = 2, CONFUSION_LOSS = 4, LOGITS = 8, TOPK = 16, PREDICT = 32;
+#ifndef KERNELS
+#define KERNELS (FUSED_LOSS | ADD_SLABS | CONFUSION_LOSS | LOGITS | TOPK | PREDICT)
+#endif
 
 // Two groups of rows for the losses, two tiles, more than one chunk of columns and of ranks, nothing a multiple of
 // anything.
@@ -60,12 +65,14 @@ void every_kernel() {
     fused.row_factor = factor.data(), fused.row_sums = row_sums.data();
     fused.gradients.need_x = 1, fused.gradients.slabs = slabs.data(), fused.gradients.scratch = scratch.data();
     fused.gradients.grad_weight = grad_weight.data(), fused.gradients.grad_bias = grad_bias.data();
-    SK_LAUNCH(fused_loss_kernel<K>, dim3(blocks), THREADS, FusedShared<K>::bytes + factors, nullptr, fused);
+    if constexpr (KERNELS & FUSED_LOSS)
+        SK_LAUNCH(fused_loss_kernel<K>, dim3(blocks), THREADS, FusedShared<K>::bytes + factors, nullptr, fused);
     double loss = 0;
     for (double row : row_sums) loss += row;
 
     AddSlabsArgs<Acc> add{slabs.data(), grad_x.data(), nullptr, blocks, batch * width, 0};
-    SK_LAUNCH(add_slabs_kernel<Acc>, dim3(3), THREADS, THREADS * int(sizeof(Acc)), nullptr, add);
+    if constexpr (KERNELS & ADD_SLABS)
+        SK_LAUNCH(add_slabs_kernel<Acc>, dim3(3), THREADS, THREADS * int(sizeof(Acc)), nullptr, add);
 
     std::vector<double> values(blocks), grad_beta(labels), grad_eta(labels);
     const std::vector<Acc> ones(labels, Acc(1));
@@ -74,22 +81,27 @@ void every_kernel() {
     confusion.loss.n_tp = 2, confusion.loss.d_s = confusion.loss.d_p = 1;
     confusion.beta = confusion.eta = ones.data(), confusion.logits = logit_scratch.data();
     confusion.values = values.data(), confusion.grad_beta = grad_beta.data(), confusion.grad_eta = grad_eta.data();
-    SK_LAUNCH(confusion_loss_kernel<K>, dim3(blocks), THREADS, ConfusionShared<K>::bytes + factors, nullptr, confusion);
+    if constexpr (KERNELS & CONFUSION_LOSS)
+        SK_LAUNCH(confusion_loss_kernel<K>, dim3(blocks), THREADS, ConfusionShared<K>::bytes + factors, nullptr,
+                  confusion);
 
     // The scans, each in one block that walks both tiles.
     tile.batch = scanned;
     std::vector<typename OrderKey<Acc>::type> keys(scanned * m);
     std::vector<int32_t> best(scanned * m);
     TopkArgs<K> topk{tile, m, keys.data(), best.data()};
-    SK_LAUNCH(topk_kernel<K>, dim3(1, 1), THREADS, TopkShared<K>::bytes + factors, nullptr, topk);
+    if constexpr (KERNELS & TOPK)
+        SK_LAUNCH(topk_kernel<K>, dim3(1, 1), THREADS, TopkShared<K>::bytes + factors, nullptr, topk);
 
     std::vector<Scalar> z(scanned * labels);
     LogitsArgs<K> logits{tile, z.data(), labels};
-    SK_LAUNCH(logits_kernel<K>, dim3(tiles, 1), THREADS, Shared<K>::bytes_scan + factors, nullptr, logits);
+    if constexpr (KERNELS & LOGITS)
+        SK_LAUNCH(logits_kernel<K>, dim3(tiles, 1), THREADS, Shared<K>::bytes_scan + factors, nullptr, logits);
 
     std::vector<int32_t> counts(scanned);
     PredictArgs<K> count{tile, Acc(0), counts.data(), nullptr, nullptr, 0};
-    SK_LAUNCH((predict_kernel<K, false>), dim3(1, 1), THREADS, PredictShared<K>::bytes + factors, nullptr, count);
+    if constexpr (KERNELS & PREDICT)
+        SK_LAUNCH((predict_kernel<K, false>), dim3(1, 1), THREADS, PredictShared<K>::bytes + factors, nullptr, count);
     std::vector<int64_t> starts(scanned);
     int64_t total = 0;
     for (int64_t b = 0; b < scanned; ++b) {
@@ -98,14 +110,15 @@ void every_kernel() {
     }
     std::vector<int64_t> found(static_cast<size_t>(total));
     PredictArgs<K> fill{tile, Acc(0), nullptr, starts.data(), found.data(), 0};
-    SK_LAUNCH((predict_kernel<K, true>), dim3(1, 1), THREADS, PredictShared<K>::bytes + factors, nullptr, fill);
+    if constexpr (KERNELS & PREDICT)
+        SK_LAUNCH((predict_kernel<K, true>), dim3(1, 1), THREADS, PredictShared<K>::bytes + factors, nullptr, fill);
 
     printf("loss %.6f, values %.6f, %lld predicted\n", loss, values[0] + values[1], static_cast<long long>(total));
 }
 
 int main() {
     every_kernel<F32>();
-#ifndef SANITIZE_ONLY_F32
+#ifndef ONLY_F32
     every_kernel<BF16>();
 #endif
     return 0;
