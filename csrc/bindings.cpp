@@ -114,13 +114,17 @@ void run(const Call& call, const sk::Job& job, const sk::Outputs& outputs) {
     sk::run_job(kernels, job, call.chunk, outputs);
 }
 
-double fused_loss(const Call& call, int kind, double label_smoothing, double gamma_pos, double gamma_neg,
-                  double alpha_pos, double alpha_neg, double clip, double eps, bool detach_focus, Address label_weight,
-                  Address pos_weight, double scale, Address row_scale, Address row_loss) {
+sk::LossParams loss_params(int kind, double label_smoothing, double gamma_pos, double gamma_neg, double alpha_pos,
+                           double alpha_neg, double clip, double eps, bool detach_focus) {
     if (kind < 0 || kind > 2) throw py::value_error("kind must be 0 (BCE), 1 (Focal) or 2 (Asymmetric)");
+    return {static_cast<sk::LossKind>(kind), label_smoothing, gamma_pos, gamma_neg, alpha_pos, alpha_neg, clip, eps,
+            detach_focus};
+}
+
+double fused_loss(const Call& call, const sk::LossParams& loss, Address label_weight, Address pos_weight, double scale,
+                  Address row_scale, Address row_loss) {
     sk::Job job = call.job;
-    job.loss = {static_cast<sk::LossKind>(kind), label_smoothing, gamma_pos, gamma_neg, alpha_pos, alpha_neg, clip, eps,
-                detach_focus};
+    job.loss = loss;
     job.label_weight = at<void>(label_weight), job.pos_weight = at<void>(pos_weight);
     job.scale_of_all = scale, job.row_scale = at<void>(row_scale), job.row_loss = at<double>(row_loss);
     run(call, job, {});
@@ -220,17 +224,19 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
 
     py::class_<Call>(m, "Call", "A shape with the input and the layer.")
         .def(py::init(&call_of), arg("shape"), py::kw_only(), arg("x"), arg("x_stride"), arg("weight"),
-             arg("weight_stride"), arg("bias"))
+             arg("weight_stride"), arg("bias") = 0)
         .def("set_sparse_targets", &set_sparse_targets, py::kw_only(), arg("indices"), arg("num_indices"),
              arg("offsets"), arg("num_offsets"), arg("num_labels"), arg("unknown") = 0)
         .def("set_dense_targets", &set_dense_targets, py::kw_only(), arg("data"), arg("dtype"), arg("stride"),
              arg("step"))
-        .def("set_gradients", &set_gradients, py::kw_only(), arg("grad_x"), arg("grad_bias"), arg("grad_weight"),
-             arg("grad_weight_stride"), arg("grad_weight_dtype"), "Where the gradients go; 0: nobody needs it.");
+        .def("set_gradients", &set_gradients, py::kw_only(), arg("grad_x") = 0, arg("grad_bias") = 0,
+             arg("grad_weight") = 0, arg("grad_weight_stride") = 0, arg("grad_weight_dtype") = 0, "Where the gradients go; 0: nobody needs it.");
 
-    m.def("fused_loss", &fused_loss, arg("call"), py::kw_only(), arg("kind"), arg("label_smoothing"), arg("gamma_pos"),
-          arg("gamma_neg"), arg("alpha_pos"), arg("alpha_neg"), arg("clip"), arg("eps"), arg("detach_focus"),
-          arg("label_weight"), arg("pos_weight"), arg("scale"), arg("row_scale"), arg("row_loss"),
+    py::class_<sk::LossParams>(m, "LossParams", "The numbers of an elementwise loss (csrc/core/losses.h).")
+        .def(py::init(&loss_params), py::kw_only(), arg("kind"), arg("label_smoothing"), arg("gamma_pos"),
+             arg("gamma_neg"), arg("alpha_pos"), arg("alpha_neg"), arg("clip"), arg("eps"), arg("detach_focus"));
+    m.def("fused_loss", &fused_loss, arg("call"), arg("loss"), py::kw_only(), arg("label_weight") = 0,
+          arg("pos_weight") = 0, arg("scale") = 1.0, arg("row_scale") = 0, arg("row_loss"),
           "The loss of each row and the gradients; returns the sum of the rows.");
     m.def("confusion_loss", &confusion_loss, arg("call"), py::kw_only(), arg("form"), arg("mirrored"), arg("n_tp"),
           arg("n_s"), arg("n_p"), arg("n_rows"), arg("d_s"), arg("d_p"), arg("d_rows"), arg("tiny"), arg("scale"),

@@ -23,7 +23,7 @@ class LayerMeta(NamedTuple):
     @property
     def fixed_columns(self) -> int:
         """The columns before those of ``weight``: of the DFT, then of the codes."""
-        return self.dft_columns + self.codes
+        return (2 * self.k + 1 if self.k >= 0 else 0) + self.codes
 
 
 class Layer(NamedTuple):

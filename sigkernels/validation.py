@@ -21,6 +21,8 @@ from .operator_dispatch import by_operator
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CODES = (0, 16, 64, 256, 1024, 4096)
 REDUCTIONS = ("mean", "sum", "none")
+_autocast = torch._C._is_any_autocast_enabled
+_PLAIN = (Tensor, Parameter)  # the types of tensors whose numbers nobody else looks after
 
 
 def check_int(name: str, value: Any, least: int | None = None) -> int:
@@ -67,7 +69,7 @@ def check_memory(name: str, tensor: Tensor) -> None:
     """Refuses tensors whose numbers do not lie in one dense array of this process."""
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}; call {name}.to_dense()")
-    if type(tensor) is not Tensor and type(tensor) is not Parameter and is_distributed(tensor):
+    if type(tensor) not in _PLAIN and is_distributed(tensor):
         raise TypeError(
             f"{name} is a {type(tensor).__name__}, sharded over processes, and the kernels read plain memory. Under FSDP2 "
             "call the head inside the forward of the module that fully_shard wraps, which gathers its parameters, or call "
@@ -99,7 +101,8 @@ def check_loss(loss: Any, num_labels: int, device: torch.device) -> None:
     missing = loss.incomplete()
     if missing is not None:
         raise TypeError(missing)
-    loss.check_labels(num_labels, device)
+    if loss.tensors():
+        loss.check_labels(num_labels, device)
 
 
 def check_m(m: int, num_labels: int) -> int:
@@ -140,14 +143,17 @@ def check_dft_layer(
     x: Tensor, slack_weight: Tensor, num_labels: int, k: int, bias: Tensor | None = None, codes: int = 0
 ) -> tuple[Tensor, Layer]:
     """Checks the arguments of a DFT operation; returns x as ``[B, D]`` and the layer, both in one dtype."""
-    num_labels, k = check_dft(num_labels, k)
-    codes = check_codes(codes, num_labels)
+    # Every step comes by: what is right takes one comparison here, and the checks that explain see the rest.
+    if not (type(num_labels) is type(k) is type(codes) is int and 0 <= 2 * k < num_labels and codes in CODES):
+        num_labels, k = check_dft(num_labels, k)
+        codes = check_codes(codes, num_labels)
     _check_matrix("slack_weight", slack_weight)
     if slack_weight.shape[0] != num_labels:
         raise ValueError(
             f"slack_weight must have shape [num_labels, s] = [{num_labels}, s], got {tuple(slack_weight.shape)}"
         )
-    _check_bias(bias, num_labels)
+    if bias is not None:
+        _check_bias(bias, num_labels)
     return check_input(x, Layer(slack_weight, bias, LayerMeta(num_labels, k, codes=codes)), "slack_weight")
 
 
@@ -156,13 +162,12 @@ def check_linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[
     _check_matrix("weight", weight)
     if weight.shape[0] < 1:
         raise ValueError(f"weight must have at least one row (label), got shape {tuple(weight.shape)}")
-    _check_bias(bias, weight.shape[0])
+    if bias is not None:
+        _check_bias(bias, weight.shape[0])
     return check_input(x, Layer(weight, bias, LayerMeta(weight.shape[0], -1)), "weight")
 
 
 def _check_bias(bias: Any, num_labels: int) -> None:
-    if bias is None:
-        return
     if not isinstance(bias, Tensor):
         raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}")
     if bias.shape != (num_labels,):
@@ -180,7 +185,8 @@ def check_input(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     """Checks x against a layer; returns x as ``[B, D]`` and the layer, both in the dtype that autocast asks for."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
-    width = layer.in_columns
+    weight, bias, meta = layer
+    device, width = x.device, meta.fixed_columns + weight.shape[1]
     if x.ndim < 1 or x.shape[-1] != width:
         parts = str(width)
         if layer.codes:
@@ -188,13 +194,12 @@ def check_input(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
         elif layer.k >= 0:
             parts = f"2k+1+s = {layer.dft_columns} + {layer.weight.shape[1]} = {width}"
         raise ValueError(f"the last dimension of x must be {parts}, got shape {tuple(x.shape)}")
-    weight, bias, device = layer.weight, layer.bias, x.device
     _check_numbers("x", x, device)
     _check_numbers(weight_name, weight, device)
     if bias is not None:
         _check_numbers("bias", bias, device)
     rows = x
-    if device.type != "meta" and torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
+    if _autocast() and device.type != "meta" and torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device.type)
         rows, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         layer = layer._replace(weight=weight, bias=bias)
@@ -207,7 +212,8 @@ def check_input(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
 
 
 def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
-    check_memory(name, tensor)
+    if tensor.layout is not torch.strided or type(tensor) not in _PLAIN:
+        check_memory(name, tensor)
     if tensor.dtype not in DTYPES:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     if tensor.device != device:
@@ -227,9 +233,12 @@ def check_targets(
         targets = labels.forms.tensor_of("targets", targets).to(device)
     if isinstance(targets, Tensor) and targets.layout == torch.strided:
         return _dense(targets, leading, num_labels, device)
-    sets = labels.LabelSets.of(targets, num_labels, name="targets")
-    if sets is not targets and not isinstance(targets, Tensor):  # it came from Python or numpy
-        sets = sets.to(device)
+    if isinstance(targets, labels.LabelSets) and targets.num_labels == num_labels:  # the usual case first
+        sets = targets
+    else:
+        sets = labels.LabelSets.of(targets, num_labels, name="targets")
+        if sets is not targets and not isinstance(targets, Tensor):  # it came from Python or numpy
+            sets = sets.to(device)
     if len(sets) != batch:
         raise ValueError(f"targets hold {len(sets)} label sets for {batch} rows of input; give one per row")
     if sets.device != device:

@@ -162,8 +162,3 @@ def test_only_equal_propensities_merge():
         measure(0.5).merge(measure(0.25))
     with pytest.raises(ValueError, match="same settings"):
         measure(0.5).merge(metrics.RankingMetrics(2, m=(1,)))
-
-
-def test_an_empty_name_of_a_backend_is_none(monkeypatch):
-    monkeypatch.setenv("SIGKERNELS_BACKEND", "")
-    assert sk.backends.forced_name() == "auto"

@@ -72,6 +72,7 @@ def run(code: str, backend: str) -> subprocess.CompletedProcess[str]:
 def test_environment_variable():
     code = "import torch, sigkernels.backends as b; print(b.select(torch.zeros(1)).name)"
     assert run(code, "torch").stdout.strip() == "torch"
+    assert run(code.replace("b.select(torch.zeros(1)).name", "b.forced_name()"), "").stdout.strip() == "auto"
     failed = run(code, "gpu")
     assert failed.returncode != 0 and "SIGKERNELS_BACKEND = 'gpu' is not a backend" in failed.stderr
 
@@ -81,7 +82,7 @@ def test_backward_uses_the_backend_of_the_forward_pass():
     with sk.backend("torch"):
         value = head.loss(torch.randn(2, 4), [[1], []], reduction="none")
     (fused_loss, _), *_ = value.grad_fn.next_functions  # below the reshape to the leading dimensions
-    assert fused_loss.backend.name == "torch"
+    assert fused_loss.spec.backend.name == "torch"
     value.sum().backward()
     assert head.weight.grad.abs().sum() > 0
 

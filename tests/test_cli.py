@@ -48,7 +48,7 @@ def test_a_backend_that_is_missing_is_one_line(monkeypatch, tmp_path, capsys):
     missing = next((name for name, why_not in sk.backend_status().items() if why_not), None)
     if missing is None:
         pytest.skip("every backend can be used here")
-    monkeypatch.setenv("SIGKERNELS_BACKEND", missing)
+    monkeypatch.setattr(sk.backends, "_ENVIRONMENT", missing)
     assert cli.main(["demo", "--quick", "--output", str(tmp_path / "r.html")]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"sigkernels demo: error: backend '{missing}' was asked for") and err.count("\n") == 1

@@ -1,8 +1,8 @@
 """Backends: one operation, several implementations, chosen per tensor.
 
 ``auto`` takes ``cpu`` for CPU tensors, and ``cuda``, else ``triton``, for CUDA tensors; ``torch`` serves every other
-device, and whatever a kernel does not cover. ``SIGKERNELS_BACKEND`` or ``with sk.backend(name)`` forces one: a forced
-backend that cannot do the job raises.
+device, and whatever a kernel does not cover. ``SIGKERNELS_BACKEND``, as it was when the package was imported, or ``with
+sk.backend(name)`` forces one: a forced backend that cannot do the job raises.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import missing_kernels
@@ -34,6 +35,7 @@ __all__ = [
     "backend",
     "backend_status",
     "by_name",
+    "choose",
     "forced_name",
     "select",
 ]
@@ -42,6 +44,8 @@ _log = logging.getLogger("sigkernels")  # at debug level: which backends can run
 _BACKENDS: dict[str, Backend] = {b.name: b for b in (CPUBackend(), CUDABackend(), TritonBackend(), TorchBackend())}
 # device type → kernels in order of preference; torch does what none of them does
 _AUTO = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}
+# Read once: to ask for it at every call takes as long as a tenth of a small step.
+_ENVIRONMENT = os.environ.get("SIGKERNELS_BACKEND") or "auto"
 _forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("sigkernels_backend", default=None)
 
 
@@ -92,8 +96,9 @@ def forced_name() -> str:
     """The backend that a ``with`` block or the environment asks for, or ``"auto"``."""
     name = _forced.get()
     if name is None:
-        name = os.environ.get("SIGKERNELS_BACKEND") or "auto"
-        _require(name, "SIGKERNELS_BACKEND")
+        name = _ENVIRONMENT
+        if name != "auto":
+            _require(name, "SIGKERNELS_BACKEND")
     return name
 
 
@@ -112,32 +117,31 @@ def _log_refusal(name: str, reason: str) -> None:
 
 def select(x: Tensor, operation: Operation = "logits", loss: Any = None, codes: int = 0) -> Backend:
     """The backend for an operation on this tensor, with this loss where it has one, on a layer with so many codes."""
-    forced = forced_name()
+    return choose(forced_name(), x.device, operation, loss, codes)
+
+
+def choose(forced: str, device: torch.device, operation: Operation, loss: Any = None, codes: int = 0) -> Backend:
+    """The same where the name of the forced backend, or ``"auto"``, is known."""
     if forced != "auto":
-        return _forced_backend(forced, x, operation, loss, codes)
-    for name in _AUTO.get(x.device.type, ()):
+        reason = _refusal(_BACKENDS[forced], device, operation, loss, codes)
+        if reason is not None:
+            raise BackendError(f"backend '{forced}' was asked for, but {reason}")
+        return _BACKENDS[forced]
+    for name in _AUTO.get(device.type, ()):
         if _unavailable(name) is not None:
             continue
-        refusal = _refusal(_BACKENDS[name], x, operation, loss, codes)
+        refusal = _refusal(_BACKENDS[name], device, operation, loss, codes)
         if refusal is None:
             return _BACKENDS[name]
         _log_refusal(name, refusal)
-    if x.device.type == "cpu" and (reason := _unavailable("cpu")) is not None:
+    if device.type == "cpu" and (reason := _unavailable("cpu")) is not None:
         missing_kernels.warn_once(reason)
     return _BACKENDS["torch"]
 
 
-def _refusal(backend: Backend, x: Tensor, operation: Operation, loss: Any, codes: int) -> str | None:
+def _refusal(backend: Backend, device: torch.device, operation: Operation, loss: Any, codes: int) -> str | None:
     about_layer = (backend.refuses_codes() if codes else None) or backend.refuses(operation, loss)
-    return backend.refuses_device(x.device) or about_layer
-
-
-def _forced_backend(name: str, x: Tensor, operation: Operation, loss: Any, codes: int) -> Backend:
-    chosen = _BACKENDS[name]
-    reason = _refusal(chosen, x, operation, loss, codes)
-    if reason is not None:
-        raise BackendError(f"backend '{name}' was asked for, but {reason}")
-    return chosen
+    return backend.refuses_device(device) or about_layer
 
 
 def _require(name: str, source: str) -> None:

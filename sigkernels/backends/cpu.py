@@ -6,6 +6,7 @@ explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -108,10 +109,10 @@ def fused_loss(call: LossCall) -> LossResult:
     x, layer, targets, loss, scale, (needs_x, needs_weight, needs_bias) = call
     params = loss.kernel_params()
     assert isinstance(params, ElementwiseParams)
-    real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
-    new = torch.empty if batch and labels else torch.zeros
+    real, (batch, columns), labels = accumulate_dtype(x.dtype), x.shape, layer.num_rows
+    new = torch.empty if batch and labels else torch.zeros  # of plain sizes: a torch.Size takes torch 2 µs more
     rows = new(batch, dtype=torch.float64)
-    grad_x = new(x.shape, dtype=real) if needs_x else None
+    grad_x = new(batch, columns, dtype=real) if needs_x else None
     grad_bias = new(labels, dtype=real) if needs_bias else None
     grad_weight = weight_gradient(x, layer) if needs_weight else None
     total = 0.0
@@ -119,21 +120,28 @@ def fused_loss(call: LossCall) -> LossResult:
         loop = _Call(x, layer)
         loop.set_targets(targets)
         loop.set_gradients(grad_x, grad_bias, grad_weight)
-        total = _C.fused_loss(
-            loop.c,
-            **params.numbers(),
-            label_weight=loop.keep(label_vector(params.weight, layer, real)),
-            pos_weight=loop.keep(label_vector(params.pos_weight, layer, real)),
-            scale=1.0 if isinstance(scale, Tensor) else scale,
-            row_scale=loop.keep(scale.to(real).contiguous()) if isinstance(scale, Tensor) else 0,
-            row_loss=rows.data_ptr(),
-        )
+        given: dict[str, Any] = {"row_loss": rows.data_ptr()}  # what is left out has no part in the loss
+        if isinstance(scale, Tensor):
+            given["row_scale"] = loop.keep(scale.to(real).contiguous())
+        else:
+            given["scale"] = scale
+        if params.weight is not None:
+            given["label_weight"] = loop.keep(label_vector(params.weight, layer, real))
+        if params.pos_weight is not None:
+            given["pos_weight"] = loop.keep(label_vector(params.pos_weight, layer, real))
+        total = _C.fused_loss(loop.c, _loss_numbers(params[:-2]), **given)
     elif grad_weight is not None:
         grad_weight.zero_()
     out = gradient_dtype(x.dtype)
     if out != real:
         grad_x, grad_weight, grad_bias = cast_all(out, grad_x, grad_weight, grad_bias)
     return LossResult(rows, grad_x, grad_weight, grad_bias, total)
+
+
+@functools.lru_cache(maxsize=64)
+def _loss_numbers(numbers: tuple[float, ...]) -> Any:
+    """All of ``ElementwiseParams`` but the label weights, as the core has them."""
+    return _C.LossParams(**ElementwiseParams(*numbers).numbers())  # type: ignore[arg-type]
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:
@@ -173,17 +181,19 @@ class _Call:
     """A ``_C.Call`` with the input and the layer filled in. It keeps alive what that points to: hold it while it runs."""
 
     def __init__(self, x: Tensor, layer: Layer, rows_at_once: bool = False) -> None:
-        x, weight = _unit_stride(x), _unit_stride(layer.weight)
-        bias = None if layer.bias is None else layer.bias.to(accumulate_dtype(x.dtype)).contiguous()
+        (x, x_stride), (weight, weight_stride) = _with_unit_stride(x), _with_unit_stride(layer.weight)
         self.shape, plan = _shape(x.dtype, x.shape[0], weight.shape, layer.meta, rows_at_once)
         self.kept: list[Any] = [x, weight, plan]
+        bias = 0
+        if layer.bias is not None:
+            bias = self.keep(layer.bias.to(accumulate_dtype(x.dtype)).contiguous())
         self.c = _C.Call(
             self.shape,
             x=x.data_ptr(),
-            x_stride=x.stride(0),
+            x_stride=x_stride,
             weight=weight.data_ptr(),
-            weight_stride=weight.stride(0),
-            bias=self.keep(bias),
+            weight_stride=weight_stride,
+            bias=bias,
         )
 
     def keep(self, tensor: Tensor | None) -> int:
@@ -198,7 +208,8 @@ class _Call:
         if isinstance(targets, PartialTargets):
             targets, unknown = targets.for_kernels()
         if isinstance(targets, LabelSets):
-            indices, offsets = (tensor.contiguous() for tensor in targets.unchecked())
+            indices, offsets = targets.unchecked()
+            indices, offsets = indices.contiguous(), offsets.contiguous()
             self.c.set_sparse_targets(
                 indices=self.keep(indices),
                 num_indices=indices.numel(),
@@ -215,18 +226,23 @@ class _Call:
 
     def set_gradients(self, grad_x: Tensor | None, grad_bias: Tensor | None, grad_weight: Tensor | None) -> None:
         """Where the gradients go; ``None``: nobody needs it."""
-        self.c.set_gradients(
-            grad_x=self.keep(grad_x),
-            grad_bias=self.keep(grad_bias),
-            grad_weight=self.keep(grad_weight),
-            grad_weight_stride=0 if grad_weight is None else grad_weight.stride(0),
-            grad_weight_dtype=0 if grad_weight is None else _DTYPES[grad_weight.dtype],
-        )
+        given = {}
+        if grad_x is not None:
+            given["grad_x"] = self.keep(grad_x)
+        if grad_bias is not None:
+            given["grad_bias"] = self.keep(grad_bias)
+        if grad_weight is not None:
+            given["grad_weight"], given["grad_weight_stride"] = self.keep(grad_weight), grad_weight.stride(0)
+            given["grad_weight_dtype"] = _DTYPES[grad_weight.dtype]
+        self.c.set_gradients(**given)
 
 
-def _unit_stride(a: Tensor) -> Tensor:
-    """The same matrix with its rows contiguous; a copy only where they are not."""
-    return a if a.stride(1) == 1 or a.shape[1] <= 1 else a.contiguous()
+def _with_unit_stride(a: Tensor) -> tuple[Tensor, int]:
+    """The same matrix with its rows contiguous, a copy only where they are not, and how far apart they are."""
+    stride, step = a.stride()
+    if step == 1 or a.shape[1] <= 1:
+        return a, stride
+    return a.contiguous(), a.shape[1]
 
 
 # Shapes of calls: training repeats one, and filling one in takes longer than a small layer.

@@ -67,7 +67,7 @@ def empty_gradient(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """An uninitialised CPU tensor, on memory that an earlier one has left behind."""
     size = shape.numel() * dtype.itemsize
     if size < _WORTHWHILE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(*shape, dtype=dtype)
     memory = _pool.take(size)
     lease = memory.view()  # the tensor's storage holds this, and nobody else does
     weakref.finalize(lease, _pool.give_back, memory).atexit = False

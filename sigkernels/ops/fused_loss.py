@@ -11,6 +11,7 @@ With ``"none"`` every row has its own upstream gradient, so the backward pass sw
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -34,6 +35,7 @@ from .truncated_topk_entropy import entropy_rows_and_grad_
 Arrays = Sequence[Tensor | None]  # x, weight, bias, beta, eta, indices, offsets, dense
 Gradients = Sequence[Tensor | None]  # of the first five
 ARRAYS, LEARNED = 8, 5
+TARGETS = 3
 _FLOAT_MAX = torch.finfo(torch.float32).max
 NO_NEEDS = (False,) * LEARNED
 NO_GRADIENTS = (None,) * LEARNED
@@ -49,23 +51,41 @@ class Spec(NamedTuple):
     reduction: str
 
     @classmethod
-    def of(cls, x: Tensor, loss: Loss, meta: LayerMeta, reduction: str) -> Spec:
-        """With the backend for this tensor and this loss."""
-        if isinstance(loss, ElementwiseLoss):
-            backend = backends.select(x, "fused_loss", loss, meta.codes)
-        elif isinstance(loss, ColumnLoss):
-            backend = backends.select(x, "column_loss", loss, meta.codes)
-        else:
-            backend = backends.select(x, "logits", codes=meta.codes)
-        return cls(backend, loss, meta, reduction)
+    def of(cls, x: Tensor, loss: Loss, meta: LayerMeta, reduction: str, recurs: bool = False) -> Spec:
+        """With the backend for this tensor and this loss. ``recurs``: the loss is one of numbers, and remembered."""
+        forced = backends.forced_name()
+        if recurs:
+            kind: Any = type(loss)
+            return _known_spec(forced, x.device, kind, tuple(vars(loss).values()), meta, reduction)
+        return _new_spec(forced, x.device, loss, meta, reduction)
 
     def scale(self, batch: int) -> float:
         """What multiplies the gradients, and a column loss, for an upstream gradient of 1."""
-        if self.reduction != "mean" or getattr(self.loss, "average", None) == "pooled":
+        if self.reduction != "mean":
             return 1.0
+        if isinstance(self.loss, ElementwiseLoss):
+            return 1.0 / max(batch * self.meta.num_labels, 1)
         if isinstance(self.loss, ColumnLoss):
-            return 1.0 / self.meta.num_labels
-        return 1.0 / max(batch * (1 if isinstance(self.loss, RankedRowLoss) else self.meta.num_labels), 1)
+            return 1.0 if getattr(self.loss, "average", None) == "pooled" else 1.0 / self.meta.num_labels
+        return 1.0 / max(batch, 1)
+
+
+def _new_spec(forced: str, device: torch.device, loss: Loss, meta: LayerMeta, reduction: str) -> Spec:
+    if isinstance(loss, ElementwiseLoss):
+        backend = backends.choose(forced, device, "fused_loss", loss, meta.codes)
+    elif isinstance(loss, ColumnLoss):
+        backend = backends.choose(forced, device, "column_loss", loss, meta.codes)
+    else:
+        backend = backends.choose(forced, device, "logits", codes=meta.codes)
+    return Spec(backend, loss, meta, reduction)
+
+
+@functools.lru_cache(maxsize=256)
+def _known_spec(
+    forced: str, device: torch.device, kind: Any, settings: tuple[Any, ...], meta: LayerMeta, reduction: str
+) -> Spec:
+    """Found again at every step: to choose a backend anew takes a twentieth of the time of a small one."""
+    return _new_spec(forced, device, kind(*settings), meta, reduction)
 
 
 def evaluate(
@@ -78,9 +98,9 @@ def evaluate(
     dtype = accumulate_dtype(x.dtype)
     scale = spec.scale(x.shape[0]) if row_scale is None else row_scale.to(dtype).contiguous()
     if isinstance(loss, ElementwiseLoss):
-        result = spec.backend.fused_loss(LossCall(x, layer, targets, loss, scale, (needs[0], needs[1], needs[2])))
+        result = spec.backend.fused_loss(LossCall(x, layer, targets, loss, scale, tuple(needs[:3])))
         value = _reduce(result, spec.reduction, spec.meta.num_labels, dtype)
-        return value, (result.grad_x, result.grad_weight, result.grad_bias, None, None)
+        return value, (*result[1:4], None, None)
     if isinstance(loss, ColumnLoss):
         column = spec.backend.column_loss(LossCall(x, layer, targets, loss, scale, tuple(needs)))
         return column.value.to(dtype), column[1:]
@@ -144,23 +164,20 @@ class FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spec: Spec, targets: LabelSets | Tensor, *inputs: Tensor | None) -> Tensor:  # type: ignore[override]
         needs = ctx.needs_input_grad[2:]
-        ctx.spec, ctx.needs, ctx.backend = spec, needs, spec.backend
+        ctx.spec, ctx.needs = spec, needs
         now = spec.reduction != "none" and True in needs
         value, grads = evaluate(spec, inputs, targets, None, needs if now else NO_NEEDS)
         # Not saved but held, so that they are handed out once and autograd can keep them as .grad without a copy.
-        ctx.grads = grads if now else None
-        x = inputs[0]
-        assert x is not None
-        # Whether they have the dtypes of the inputs already: those of float16, β and η are wider.
-        ctx.final = x.dtype != torch.float16 and grads[3] is None and grads[4] is None
+        ctx.grads = grads[: len(inputs)] if now else None
         ctx.save_for_backward(*inputs, *target_tensors(targets))
         return value
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         grads = ctx.grads
-        if grads is not None and ctx.final and not torch.is_grad_enabled() and not _transformed():
+        if grads is not None and not torch.is_grad_enabled() and not _transformed():
             # The ordinary step, which needs none of the saved tensors: unpacking them costs as much as all of this.
+            # Gradients that are wider than their input, of float16, β and η, are rounded by autograd itself.
             ctx.grads = None
             return None, None, *_scaled(grads, grad_output)
         arrays = ctx.saved_tensors
@@ -186,7 +203,7 @@ def _eager_gradients(ctx: Any, arrays: Arrays, grad_output: Tensor) -> Gradients
 
 def _scaled(grads: Gradients, grad_output: Tensor) -> Gradients:
     """The gradients times a scalar, in place: nobody else holds them."""
-    if grad_output.device.type != "cpu" or grad_output.item() != 1.0:
+    if not grad_output.is_cpu or grad_output.item() != 1.0:  # no accelerator is waited for
         for grad in grads:
             if grad is not None:
                 grad.mul_(grad_output)
@@ -194,8 +211,8 @@ def _scaled(grads: Gradients, grad_output: Tensor) -> Gradients:
 
 
 def _again(ctx: Any, arrays: Arrays, row_scale: Tensor | None) -> Gradients:
-    targets = from_target_tensors(arrays[LEARNED:], ctx.spec.meta.num_labels)
-    return evaluate(ctx.spec, arrays[:LEARNED], targets, row_scale, ctx.needs)[1]
+    targets = from_target_tensors(arrays[-TARGETS:], ctx.spec.meta.num_labels)
+    return evaluate(ctx.spec, arrays[:-TARGETS], targets, row_scale, ctx.needs)[1][: len(arrays) - TARGETS]
 
 
 def _finished(arrays: Arrays, grad_output: Tensor, make: Callable[[], Gradients]) -> Gradients:
@@ -204,7 +221,7 @@ def _finished(arrays: Arrays, grad_output: Tensor, make: Callable[[], Gradients]
         return _like(arrays, make())
     with torch.no_grad():  # create_graph=True
         grads = _like(arrays, make())
-    return refuse_double_backward([*arrays[:LEARNED], grad_output], grads)
+    return refuse_double_backward([*arrays[: len(grads)], grad_output], grads)
 
 
 def _like(arrays: Arrays, grads: Gradients) -> list[Tensor | None]:

@@ -32,16 +32,19 @@ def layer_loss(
         )
     if isinstance(loss, RowLoss) and not (isinstance(loss, RankedRowLoss) and loss.fused):
         return _own_row_loss(x, layer, targets, loss, reduction)
-    inputs = (x, layer.weight, layer.bias, *loss.learned())
-    if by_operator(*inputs, *(y := target_tensors(targets)), *loss.tensors()):
+    weight, bias, meta = layer
+    y = target_tensors(targets)
+    tensors = loss.tensors()
+    if by_operator(x, weight, bias, *y, *tensors):
+        inputs = (x, weight, bias, *loss.learned())
         needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
-        return fused_loss_operator(*inputs, *y, None, *loss.flatten(), layer.meta, reduction, needs)[0]
-    spec = Spec.of(x, loss, layer.meta, reduction)
+        return fused_loss_operator(*inputs, *y, None, *loss.flatten(), meta, reduction, needs)[0]
+    spec = Spec.of(x, loss, meta, reduction, recurs=loss.has_kernel and not tensors)
     if torch._C._are_functorch_transforms_active():
-        return TransformedLoss.apply([spec], *inputs, *y)
+        return TransformedLoss.apply([spec], x, weight, bias, *loss.learned(), *y)
     if not torch.is_grad_enabled():
-        return evaluate(spec, inputs, targets, None, NO_NEEDS)[0]
-    return FusedLoss.apply(spec, targets, *inputs)
+        return evaluate(spec, (x, weight, bias), targets, None, NO_NEEDS)[0]
+    return FusedLoss.apply(spec, targets, x, weight, bias, *(loss.learned() if isinstance(loss, ColumnLoss) else ()))
 
 
 def _own_row_loss(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: RowLoss, reduction: Reduction) -> Tensor:
