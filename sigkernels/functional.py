@@ -74,7 +74,7 @@ def dft_loss(
             columns (``SigmoidF1``, …) average over labels, losses of rows over rows.
         codes: how many columns of codes stand between those of the DFT and the slack.
         unknown: labels of each row that are not annotated, in any form of label sets, or a mask ``[..., n]``: they have
-            no part in the loss, the mean or the gradients. NaN in dense targets on a CPU is the same. Only losses of
+            no part in the loss, the mean or the gradients. Their targets may be anything, NaN too. Only losses of
             single labels (``BCE``, ``Focal``, …) take them.
 
     Returns:
@@ -162,10 +162,7 @@ def layer_loss(
     validation.check_loss(loss, layer.num_labels, x.device)
     if unknown is not None:
         return _partial_loss(x, flat, layer, targets, loss, reduction, unknown)
-    try:
-        y = validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device)
-    except validation.NaNTargets:
-        return _partial_loss(x, flat, layer, targets, loss, reduction, None)
+    y = validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device)
     if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:  # sets keep global labels, arrays do not
         y = y[:, layer.labels]
     value = ops.layer_loss(flat, layer, y, loss, reduction)
@@ -179,7 +176,7 @@ def _partial_loss(
     if not isinstance(loss, ElementwiseLoss):
         raise ValueError(
             f"{type(loss).__name__} is made of whole {'columns' if isinstance(loss, ColumnLoss) else 'rows'} and takes no "
-            "unknown labels (unknown=, or NaN in targets); use a loss of single labels such as BCE()"
+            "unknown labels; use a loss of single labels such as BCE()"
         )
     partial, known = check_partial_targets(targets, unknown, x.shape[:-1], layer.num_labels, x.device)
     value = ops.partial_loss(flat, layer, partial.at_labels(layer.labels), loss, reduction != "none")

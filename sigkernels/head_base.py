@@ -180,7 +180,7 @@ class Head(nn.Module):
             reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
                 columns (``SigmoidF1``, …) average over labels, losses of rows over rows; see their docstrings.
             unknown: labels of each row that are not annotated, in any form of label sets, or a mask ``[..., n]``: they
-                have no part in the loss, the mean or the gradients. NaN in dense targets on a CPU is the same. Only
+                have no part in the loss, the mean or the gradients. Their targets may be anything, NaN too. Only
                 losses of single labels (``BCE``, ``Focal``, …) take them.
         """
         if targets is None:

@@ -1,7 +1,7 @@
 """Labels that nobody has annotated: which entries of a batch say nothing, neither that a label applies nor that not.
 
-Two conventions: NaN in dense floating point targets, and ``unknown=``, label sets that list them. An entry that is both
-listed as unknown and active counts as unknown, as under a mask.
+``unknown=`` lists them. An entry that is both listed as unknown and active counts as unknown, as under a mask; the
+target of an unknown entry may be anything, NaN too. NaN elsewhere is refused: it may as well be a mistake.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ def check_partial_targets(
     if isinstance(targets, np.ndarray) and targets.dtype != object:
         targets = label_forms.tensor_of("targets", targets).to(device)
     if isinstance(targets, Tensor) and targets.layout is torch.strided and targets.is_floating_point():
-        missing = targets.isnan()
-        if unknown is not None:
-            missing = missing | _dense_mask(unknown, targets.shape, device)
+        missing = _dense_mask(unknown, targets.shape, device)
         dense = validation.check_targets(targets.masked_fill(missing, 0.0), leading, num_labels, device)
         assert isinstance(dense, Tensor)
         missing = missing.reshape(dense.shape)
@@ -98,17 +96,13 @@ def _(
     return indices.new_empty(nnz), torch.empty_like(offsets), indices.new_empty(nnz, dtype=torch.bool)
 
 
-def split_nan(targets: Any, unknown: Any, num_labels: int) -> tuple[Any, Any]:
-    """(targets without NaN, unknown labels in any form or None), for dense targets whose NaN are unknown labels."""
+def clear_unknown(targets: Any, unknown: LabelSets) -> Any:
+    """The targets, whose unknown entries are 0 where they are dense: what stands there may be anything."""
     dense = torch.from_numpy(targets) if isinstance(targets, np.ndarray) and targets.dtype.kind == "f" else targets
     if not isinstance(dense, Tensor) or dense.layout is not torch.strided or not dense.is_floating_point():
-        return targets, unknown
-    missing = dense.isnan()
-    if not bool(missing.any()):
-        return targets, unknown
-    if unknown is not None:
-        missing = missing | LabelSets.of(unknown, num_labels, name="unknown").to_dense(torch.bool).to(missing.device)
-    return dense.masked_fill(missing, 0.0), missing
+        return targets
+    missing = unknown.to_dense(torch.bool).to(dense.device)
+    return dense.masked_fill(missing, 0.0) if missing.shape == dense.shape else targets
 
 
 def listed_in(keys: Tensor, sets: LabelSets) -> Tensor:

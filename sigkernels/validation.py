@@ -220,10 +220,6 @@ def _check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
         raise ValueError(f"{name} is on {tensor.device} and x on {device}; move both to one device")
 
 
-class NaNTargets(ValueError):
-    """Dense targets hold NaN: some labels are unknown."""
-
-
 def check_targets(
     targets: Any, leading: torch.Size, num_labels: int, device: torch.device
 ) -> labels.LabelSets | Tensor:
@@ -271,7 +267,10 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
     if dense.numel():
         low, high = (bound.item() for bound in torch.aminmax(dense))
         if math.isnan(low):
-            raise NaNTargets("dense targets hold NaN, and unknown labels are for losses of single labels such as BCE()")
+            raise ValueError(
+                "dense targets must lie in [0, 1], got NaN; where it marks labels that nobody has annotated, pass "
+                "unknown=targets.isnan() as well"
+            )
         if not (low >= 0 and high <= 1):
             raise ValueError(f"dense targets must lie in [0, 1], got values from {low} to {high}")
     return dense

@@ -2,7 +2,7 @@
 
 Each metric is an accumulator with ``update(…)`` once per batch, ``compute()``, ``merge(other)`` (for several workers),
 ``sync(group)`` (for the ranks of torch.distributed) and ``reset()``. ``update(…, unknown=…)`` leaves labels out that are
-not annotated; so does NaN in dense targets. They take what heads give: the labels (and logits) of ``head.topk`` or the sets of ``head.predict``::
+not annotated. They take what heads give: the labels (and logits) of ``head.topk`` or the sets of ``head.predict``::
 
     ranking = RankingMetrics(num_labels, m=(1, 5))
     for h, targets in loader:

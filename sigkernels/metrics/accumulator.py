@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..labels import LabelSets
-from ..partial_labels import listed_in, split_nan, without
+from ..partial_labels import clear_unknown, listed_in, without
 from ..validation import check_int
 from . import synchronise
 
@@ -100,12 +100,10 @@ class Accumulator:
         self, targets: Any, unknown: Any, batch: int, device: torch.device
     ) -> tuple[LabelSets, LabelSets | None]:
         """(true sets of labels that are known, unknown labels or None)."""
-        targets, unknown = split_nan(targets, unknown, self.num_labels)
-        sets = self._sets(targets, batch, device)
         if unknown is None:
-            return sets, None
+            return self._sets(targets, batch, device), None
         missing = self._rows_of_sets("unknown", unknown, batch, device)
-        return without(sets, missing), missing
+        return without(self._sets(clear_unknown(targets, missing), batch, device), missing), missing
 
     def _top(self, top: Tensor, least: int, name: str) -> Tensor:
         if not isinstance(top, Tensor) or top.ndim != 2 or top.is_floating_point() or top.dtype == torch.bool:
