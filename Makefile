@@ -54,7 +54,7 @@ build: $(VENV)/dev
 # torch ships the OpenMP runtime and loads it first. A second copy inside the wheel would be a second thread pool.
 wheel: build
 	SIGKERNELS_NO_EXT=1 $(PIP) --editable '.[wheel]'
-	$(BIN)/python -m auditwheel repair --exclude libgomp.so.1 --wheel-dir dist/repaired dist/*-linux_*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --exclude libgomp.so.1 --wheel-dir dist/repaired dist/*-linux_*.whl
 
 try-wheel: wheel
 	$(PYTHON) -m venv --clear build/clean
