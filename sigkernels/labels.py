@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -17,7 +17,19 @@ from .operator_dispatch import by_operator
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PREVIEW_SETS, _PREVIEW_LABELS = 3, 6
-_READ_ONLY = "{0} of LabelSets cannot be changed; build new sets: LabelSets(indices, offsets, num_labels)"
+
+if TYPE_CHECKING:
+    _read_only = property
+else:
+
+    class _read_only(property):
+        """A property whose error says what to do instead."""
+
+        def __set__(self, sets: Any, value: Any) -> None:
+            raise AttributeError(
+                f"{self.fget.__name__} of LabelSets cannot be changed; "
+                "build new sets: LabelSets(indices, offsets, num_labels)"
+            )
 
 
 class LabelSets:
@@ -95,34 +107,22 @@ class LabelSets:
         self._indices, self._offsets, self._num_labels = indices, offsets, num_labels
         self._versions = None if torch.compiler.is_compiling() else _versions(indices, offsets)
 
-    @property
+    @_read_only
     def indices(self) -> Tensor:
         """The labels of all rows one after another, int64 ``[nnz]``. Read only."""
         self._check_unchanged()
         return self._indices
 
-    @indices.setter
-    def indices(self, value: Any) -> None:
-        raise AttributeError(_READ_ONLY.format("indices"))
-
-    @property
+    @_read_only
     def offsets(self) -> Tensor:
         """Where each row starts in ``indices``, int64 ``[B+1]``. Read only."""
         self._check_unchanged()
         return self._offsets
 
-    @offsets.setter
-    def offsets(self, value: Any) -> None:
-        raise AttributeError(_READ_ONLY.format("offsets"))
-
-    @property
+    @_read_only
     def num_labels(self) -> int:
         """How many labels there are, ``n``."""
         return self._num_labels
-
-    @num_labels.setter
-    def num_labels(self, value: Any) -> None:
-        raise AttributeError(_READ_ONLY.format("num_labels"))
 
     def checked(self) -> tuple[Tensor, Tensor]:
         """(indices, offsets), after one check for both."""

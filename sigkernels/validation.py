@@ -101,8 +101,7 @@ def check_loss(loss: Any, num_labels: int, device: torch.device) -> None:
     missing = loss.incomplete()
     if missing is not None:
         raise TypeError(missing)
-    if loss.tensors():
-        loss.check_labels(num_labels, device)
+    loss.check_labels(num_labels, device)
 
 
 def check_m(m: int, num_labels: int) -> int:

@@ -16,7 +16,7 @@ def column_loss(call: LossCall) -> ColumnResult:
     loss, scale = call.loss, float(call.scale)
     assert isinstance(loss, ConfusionLoss)
     params = loss.kernel_params()
-    assert params is not None
+    assert isinstance(params, ConfusionParams)
     if not params.pooled:
         sums, result = _sweep(call, params)
         return result._replace(value=sums[0] * scale)

@@ -42,7 +42,7 @@ class _Columns(NamedTuple):
 def column_loss(call: LossCall) -> ColumnResult:
     """A column loss and its gradients: in closed form where the loss has one, else by autograd of each chunk."""
     loss = cast(ColumnLoss, call.loss)
-    params = loss.kernel_params()
+    params = cast(ConfusionParams | None, loss.kernel_params())
     return _by_autograd(call, loss) if params is None else _confusion_loss(call, cast(ConfusionLoss, loss), params)
 
 

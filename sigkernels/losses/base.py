@@ -94,6 +94,16 @@ class Loss:
         """``None``, or what a subclass still has to define."""
         return f"{type(self).__name__} says nothing of what it measures; derive from ElementwiseLoss, ColumnLoss or RowLoss"
 
+    def _without(self, base: type[Loss], formula: str, each: str) -> str | None:
+        """``None`` where ``formula`` is defined below its base, else how to define it."""
+        if getattr(type(self), formula) is not getattr(base, formula):
+            return None
+        return f"{type(self).__name__} has no formula; define {formula}(self, z, y), the loss of each {each}, in torch"
+
+    def kernel_params(self) -> ElementwiseParams | ConfusionParams | None:
+        """The kernel's parameters, or ``None``: this class has a formula of its own."""
+        return None
+
     # -- the same loss elsewhere -----------------------------------------------------------------------------
 
     def at_labels(self: L, like: Tensor, start: int = 0, stop: int | None = None) -> L:
@@ -226,13 +236,7 @@ class ElementwiseLoss(Loss):
         return ElementwiseLoss.value_and_grad(self, z, y)
 
     def incomplete(self) -> str | None:
-        if type(self).value is not ElementwiseLoss.value:
-            return None
-        return f"{type(self).__name__} has no formula; define value(self, z, y), the loss of each logit, in torch"
-
-    def kernel_params(self) -> ElementwiseParams | None:
-        """The kernel's parameters, or ``None``: this class has a formula of its own."""
-        return None
+        return self._without(ElementwiseLoss, "value", "logit")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,15 +260,7 @@ class ColumnLoss(Loss):
         raise NotImplementedError(self.incomplete())
 
     def incomplete(self) -> str | None:
-        if type(self).column_values is not ColumnLoss.column_values:
-            return None
-        return (
-            f"{type(self).__name__} has no formula; define column_values(self, z, y), the loss of each label, in torch"
-        )
-
-    def kernel_params(self) -> ConfusionParams | None:
-        """The kernel's parameters, or ``None``: this class has a formula of its own."""
-        return None
+        return self._without(ColumnLoss, "column_values", "label")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -289,9 +285,7 @@ class RowLoss(Loss):
         raise NotImplementedError(self.incomplete())
 
     def incomplete(self) -> str | None:
-        if type(self).row_values is not RowLoss.row_values:
-            return None
-        return f"{type(self).__name__} has no formula; define row_values(self, z, y), the loss of each row, in torch"
+        return self._without(RowLoss, "row_values", "row")
 
 
 # -- a user's formula on a tile of labels ------------------------------------------------------------------------------

@@ -88,9 +88,9 @@ class Poly1BCE(ElementwiseLoss):
         pos_weight: a number or ``[n]``, a factor for the positive part of each label.
 
     Example:
-        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
-        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.Poly1BCE(epsilon=1.0))
-        tensor(1.1931)
+        >>> at_zero = torch.zeros(1)  # p = 1/2: BCE is log 2, and half of ε₁ is added
+        >>> sk.Poly1BCE(epsilon=1.0).value(at_zero, torch.ones(1))
+        tensor([1.1931])
     """
 
     epsilon: float = 1.0
@@ -241,9 +241,8 @@ class Asymmetric(_TwoSided):
         pos_weight: a number or ``[n]``, a factor for the positive part of each label.
 
     Example:
-        >>> x, weight, targets = torch.ones(2, 3), torch.zeros(5, 3), [[1], [0, 4]]
-        >>> sk.functional.linear_loss(x, weight, targets, loss=sk.Asymmetric(gamma_neg=4.0))
-        tensor(0.1211)
+        >>> sk.Asymmetric(clip=0.05).value(torch.tensor([-3.0, 0.0]), torch.zeros(2))  # p = 0.047: an easy negative
+        tensor([0.0000, 0.0245])
     """
 
     gamma_neg: float = 4.0

@@ -88,22 +88,7 @@ def _made(needs: Sequence[bool], total: bool, row_scale: Tensor | None) -> list[
 
 
 @partial_loss_operator.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    indices: Tensor | None,
-    offsets: Tensor | None,
-    dense: Tensor | None,
-    unknown: Tensor,
-    row_scale: Tensor | None,
-    loss: str,
-    numbers: Sequence[float],
-    tensors: Sequence[Tensor],
-    meta: Sequence[int],
-    total: bool,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(x, weight, bias, indices, offsets, dense, unknown, row_scale, loss, numbers, tensors, meta, total, needs):  # type: ignore[no-untyped-def]
     value = x.new_empty(() if total else x.shape[:1], dtype=accumulate_dtype(x.dtype))
     a, b, c = [
         x.new_empty(like.shape, dtype=gradient_dtype(x.dtype)) if need and like is not None else x.new_empty(0)

@@ -16,7 +16,7 @@ from .check import Proof
 from .closed_groups import Group, count_runs, prove_groups
 from .label_names import in_words
 from .question import Question
-from .report import CheckResult, Report, StageReport
+from .report import CheckResult, Report, StageReport, verdict_lines
 
 SHOWN = 5  # impossible sets in a summary
 
@@ -214,16 +214,14 @@ class AllSetsReport:
 
     def summary(self) -> str:
         """A few lines of text: the verdicts, the proofs, the impossible sets, the notes."""
-        total, q = max(1, len(self)), self.question
+        q = self.question
         first, last = self.sizes[0], self.sizes[-1]
         size = f"{last}" if first == last else f"{first} to {last}"
         lines = [
             f"all {len(self):,} sets of {size} of {q.labels} labels, {q.inputs} features (tol {q.tol:g}); "
             f"predicted: {q.rule}"
         ]
-        for name, count in self.counts().items():
-            if count:
-                lines.append(f"  {name:<13} {count:>12,}  {100 * count / total:6.2f}%")
+        lines += verdict_lines(self.counts())
         lines.append(f"  proofs        {self.proofs:>12,}")
         lines += [f"  {group}, radius at least {group.radius_lo:.3g}" for group in self.groups[:SHOWN]]
         if len(self.groups) > SHOWN:

@@ -7,41 +7,31 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .classifier_file import add_array_options, load_output_layer
 from .explore_page import explore_page
 from .files import existing_file
 from .label_names import read_names
-from .report import Report
+from .saved_report import add_report_command, load_report
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add ``explore`` to the subcommands of a parser."""
-    parser = subparsers.add_parser(
+    parser = add_report_command(
+        subparsers,
         "explore",
+        weights="the output layer, for a report that was saved without it",
         help="write a saved report of verify as one page for the browser",
         description="Write a saved report as one page that loads nothing from anywhere: filter the label sets, read in "
         "words why one can never be predicted, see the radii by set size.",
     )
-    parser.add_argument("report", metavar="REPORT", help="file that sigkernels verify --out or report.save wrote")
-    parser.add_argument(
-        "weights", metavar="WEIGHTS", nargs="?", help="the output layer, for a report that was saved without it"
-    )
-    add_array_options(parser)
     parser.add_argument("--out", metavar="PAGE", help="where the page goes (default: REPORT with .html)")
     parser.add_argument("--names", metavar="FILE", help="the names of the labels: one in each line, or a JSON list")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    file = existing_file(args.report)
-    if args.weights is None:
-        report = Report.load(file)
-    else:
-        classifier, layer = load_output_layer(args)
-        report = Report.load(file, classifier, layer.bias)
+    file, (report, _) = Path(args.report), load_report(args)
     names = report.names if args.names is None else read_names(existing_file(args.names), report.question.labels)
     out = file.with_suffix(".html") if args.out is None else Path(args.out)
     if out.resolve() in {Path(given).resolve() for given in (args.report, args.weights, args.names) if given}:

@@ -261,14 +261,11 @@ class Report:
 
     def summary(self) -> str:
         """A few lines of text: the verdicts, the radii, the stages, the notes."""
-        total = max(1, len(self))
         lines = [
             f"{len(self)} label sets, {self.question.labels} labels, {self.question.inputs} features "
             f"(tol {self.question.tol:g}, {self.question.ball}); predicted: {self.question.rule}"
         ]
-        for name, count in self.counts().items():
-            if count:
-                lines.append(f"  {name:<13} {count:>8}  {100 * count / total:6.2f}%")
+        lines += verdict_lines(self.counts())
         for verdict, name in ((Verdict.ARGMAXABLE, "argmaxable"), (Verdict.THIN, "thin")):
             low = self.radius_lo[np.array([v == verdict for v in self.verdicts], dtype=bool)]
             if low.size:
@@ -335,6 +332,12 @@ class Report:
         from .report_file import load_report
 
         return load_report(path, head_or_matrix, bias)
+
+
+def verdict_lines(counts: dict[str, int]) -> list[str]:
+    """How many sets got each verdict, one line for each that some got."""
+    total = max(1, sum(counts.values()))
+    return [f"  {name:<13} {count:>12,}  {100 * count / total:6.2f}%" for name, count in counts.items() if count]
 
 
 def _why_open(question: Question) -> str:

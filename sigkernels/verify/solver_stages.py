@@ -50,10 +50,13 @@ class _Rows(NamedTuple):
 
     @classmethod
     @np.errstate(over="ignore")
-    def of(cls, ledger: Ledger) -> _Rows:
+    def for_sets(cls, ledger: Ledger, which: ndarray) -> _Rows | None:
+        """``None`` where there is nothing to solve: no sets, or no such rows."""
         question = ledger.question
         norms = question.norms[1]
         labels = np.flatnonzero(norms > 0)
+        if not len(which) or not len(labels):
+            return None
         # Solvers take no infinity.
         offset = None if question.bias is None else np.nan_to_num(question.bias[labels] / norms[labels])
         return cls(labels, question.matrix[labels] / norms[labels, None], offset, norms[labels])
@@ -105,10 +108,8 @@ def _from_codes(ledger: Ledger, item: Item) -> Item:
 
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     """Offer the largest balls that the interior-point method finds, each sharpened to the vertex it is close to."""
-    if not len(which):
-        return
-    mine = _Rows.of(ledger)
-    if not len(mine.labels):
+    mine = _Rows.for_sets(ledger, which)
+    if mine is None:
         return
     items = [_from_codes(ledger, item) for item in mine.items(ledger, which)]
     whole = ledger.question.k >= 0 and not ledger.question.codes and ledger.question.d >= WHOLE_WIDTH
@@ -150,10 +151,8 @@ def _solve_active_sets(
 
 def active_sets(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
     """Offer the point of least norm of each set on the l2 ball, by an active set that starts from what is known."""
-    if not len(which):
-        return
-    mine = _Rows.of(ledger)
-    if not len(mine.labels):
+    mine = _Rows.for_sets(ledger, which)
+    if mine is None:
         return
     place = np.full(ledger.question.n, -1)
     place[mine.labels] = np.arange(len(mine.labels))
@@ -181,10 +180,8 @@ def _solve_programs(rows: ndarray, offset: ndarray | None, box: float, items: li
 
 def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:
     """Offer the point and the multipliers of the Chebyshev program of each set."""
-    if not len(which):
-        return
-    mine = _Rows.of(ledger)
-    if not len(mine.labels):
+    mine = _Rows.for_sets(ledger, which)
+    if mine is None:
         return
     question = ledger.question
     in_box = question.ball.name == "box"
