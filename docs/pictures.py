@@ -152,26 +152,30 @@ def reference(run: dict[str, Any]) -> None:
     _draw_scores(heads, run)
     _draw_radii(heads, run)
     lines = [
-        "| head | parameters | F1@5 | F1@10 | mAP | never predictable | smallest / median radius |",
-        "|---|---|---|---|---|---|---|",
+        "| head | parameters | seeds | F1@5 | F1@10 | mAP | never predictable | smallest / median radius |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for (kind, width), runs in sorted(heads.items(), key=lambda item: (item[0][1], list(KINDS).index(item[0][0]))):
         first = runs["0"]
-        never, verified = first["verdicts"].get("UNARGMAXABLE", 0), sum(first["verdicts"].values())
-        radii = f"{min(first['radii']):.2g} / {statistics.median(first['radii']):.2g}"
+        never, verified, radii = "not verified", sum(first["verdicts"].values()), "–"
+        if verified:
+            never = f"{first['verdicts'].get('UNARGMAXABLE', 0)} of {verified}"
+            radii = f"{min(first['radii']):.2g} / {statistics.median(first['radii']):.2g}"
         lines.append(
-            f"| {KINDS[kind][0].format(width)} | {first['head_parameters'] / 1e6:.2f} M | {_last(runs, 'f1_at_5')} | "
-            f"{_last(runs, 'f1_at_10')} | {_last(runs, 'map')} | {never} of {verified} | {radii} |"
+            f"| {KINDS[kind][0].format(width)} | {first['head_parameters'] / 1e6:.2f} M | {len(runs)} | "
+            f"{_last(runs, 'f1_at_5')} | {_last(runs, 'f1_at_10')} | {_last(runs, 'map')} | {never} | {radii} |"
         )
-    epochs, seeds = first["epochs"], len(runs)
-    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{epochs} epochs, {seeds} seeds: " + source(run))
+    epochs = first["epochs"]
+    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{epochs} epochs, mean ± deviation: " + source(run))
 
     narrow = [key for key in heads if key[1] in (0, 25)]
-    lines = ["| head | " + " | ".join(f"prior: {prior}" for prior in PRIORS) + " |", "|---" * (len(PRIORS) + 1) + "|"]
+    priors = [prior for prior in PRIORS if prior in by_prior]
+    lines = ["| head | " + " | ".join(f"prior: {prior}" for prior in priors) + " |", "|---" * (len(priors) + 1) + "|"]
     for key in narrow:
-        cells = [_last(by_prior[prior][key], "f1_at_5") if key in by_prior.get(prior, {}) else "–" for prior in PRIORS]
+        cells = [_last(by_prior[prior][key], "f1_at_5") if key in by_prior[prior] else "–" for prior in priors]
         lines.append(f"| {KINDS[key[0]][0].format(key[1])} | " + " | ".join(cells) + " |")
-    fill("docs/choosing.md", "prior", "\n".join(lines) + f"\n\nF1@5, {epochs} epochs, {seeds} seeds: " + source(run))
+    note = f"F1@5, {epochs} epochs; with ±: over three seeds, without: one seed: "
+    fill("docs/choosing.md", "prior", "\n".join(lines) + f"\n\n{note}" + source(run))
 
 
 PRIORS = ("none", "mean", "frequencies")
@@ -184,8 +188,9 @@ def _draw_scores(heads: dict[tuple[str, int], Any], run: dict[str, Any]) -> None
     for kind in list(KINDS)[1:]:
         runs = [heads[kind, width] for width in widths]
         colour = KINDS[kind][1]
-        shares = [100 * r["0"]["impossible_share"] for r in runs]
-        left.plot(widths, shares, "o-", color=colour, label=LABELS[kind])
+        verified = [(width, r["0"]) for width, r in zip(widths, runs, strict=True) if r["0"]["verdicts"]]
+        shares = [100 * r["impossible_share"] for _, r in verified]
+        left.plot([width for width, _ in verified], shares, "o-", color=colour, label=LABELS[kind])
         right.plot([r["0"]["head_parameters"] / 1e6 for r in runs], [_mean(r) for r in runs], "o-", color=colour)
         if kind == "bottleneck":
             for width, share in zip(widths, shares, strict=True):
@@ -201,12 +206,17 @@ def _draw_scores(heads: dict[tuple[str, int], Any], run: dict[str, Any]) -> None
 def _draw_radii(heads: dict[tuple[str, int], Any], run: dict[str, Any]) -> None:
     """How wide the regions of random sets are, by their size."""
     figure, both = _two_axes()
-    for axes, width in zip(both, (25, 100), strict=True):
+    drawn = [
+        w
+        for w in sorted({w for _, w in heads})
+        if w and all(heads[k, w]["0"]["radius_by_size"] for k in list(KINDS)[1:])
+    ]
+    for axes, width in zip(both, (drawn[0], drawn[-1]), strict=True):
         for kind in list(KINDS)[1:]:
             radii = heads[kind, width]["0"]["radius_by_size"]
             sizes = [int(size) for size in radii]
             floor = [max(statistics.median(values), 1e-12) for values in radii.values()]
-            axes.plot(sizes, floor, "o-", color=KINDS[kind][1], label=LABELS[kind] if width == 25 else None)
+            axes.plot(sizes, floor, "o-", color=KINDS[kind][1], label=LABELS[kind] if width == drawn[0] else None)
         axes.set(xlabel="labels in the set", xscale="log", yscale="log", xticks=sizes, xticklabels=sizes)
         axes.set_title(f"{width} learned columns", fontsize=9)
         axes.minorticks_off()
@@ -218,11 +228,11 @@ def _draw_radii(heads: dict[tuple[str, int], Any], run: dict[str, Any]) -> None:
 def losses(run: dict[str, Any]) -> None:
     columns = ("P@5", "mAP", *(f"{a}_f1 at {cut}" for cut in ("best", "0.5") for a in ("micro", "macro", "weighted")))
     titles = ("P@5", "mAP", *(f"{a} F1, {cut}" for cut in ("best", "0.5") for a in ("micro", "macro", "weighted")))
-    lines = ["| loss | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
+    lines = ["| loss | seeds | " + " | ".join(titles) + " |", "|---" * (len(titles) + 2) + "|"]
     for name, runs in run["losses"].items():
-        lines.append(f"| {name} | " + " | ".join(_last(runs, column) for column in columns) + " |")
-    epochs, seeds = next(iter(runs.values()))["epochs"], len(runs)
-    fill("docs/losses.md", "losses", "\n".join(lines) + f"\n\n{epochs} epochs, {seeds} seeds: " + source(run))
+        lines.append(f"| {name} | {len(runs)} | " + " | ".join(_last(runs, column) for column in columns) + " |")
+    epochs = next(iter(runs.values()))["epochs"]
+    fill("docs/losses.md", "losses", "\n".join(lines) + f"\n\n{epochs} epochs, mean ± deviation: " + source(run))
 
 
 def _two_axes() -> tuple[Any, Any]:
