@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,14 +121,20 @@ def score(model: Model, data: SparseDataset, threshold: float) -> dict[str, floa
     """P@5, mAP, and F1 at probability 0.5 and at the logit ``threshold``."""
     n = data.labels.num_labels
     ranking, precision = RankingMetrics(n, m=(5,)), MeanAveragePrecision(n)
-    cuts = {"at 0.5": 0.5, "at best": 1 / (1 + math.exp(-threshold))}
+    # A probability cannot tell logits beyond 36 from infinity: such a threshold is taken off the bias instead.
+    cuts = {"at 0.5": 0.0, "at best": threshold}
     f1 = {name: F1Metrics(n) for name in cuts}
+    bias = model.head.bias
+    assert bias is not None
+    trained = bias.clone()
     for hidden, batch in hidden_batches(model, data):
         values, top = model.head.topk(hidden, DEPTH)
         ranking.update(top, batch.labels)
         precision.update(values, top, batch.labels)
         for name, cut in cuts.items():
-            f1[name].update(model.head.predict(hidden, cut), batch.labels)
+            bias.copy_(trained - cut)
+            f1[name].update(model.head.predict(hidden), batch.labels)
+        bias.copy_(trained)
     result = {"P@5": ranking.compute()["P@5"], "mAP": precision.compute()["mAP"]}
     for name, metric in f1.items():
         computed = metric.compute()

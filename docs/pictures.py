@@ -134,7 +134,9 @@ LABELS = {"full": "full nn.Linear", "bottleneck": "bottleneck", "dft": "DFT head
 
 def _last(runs: dict[str, Any], key: str) -> str:
     """Mean ± standard deviation over the seeds, of a value or of the last of its list."""
-    values = [run[key][-1] if isinstance(run[key], list) else run[key] for run in runs.values()]
+    values = [run[key][-1] if isinstance(run[key], list) else run[key] for run in runs.values() if key in run]
+    if not values:
+        return "–"
     spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{spread}"
 
