@@ -149,9 +149,12 @@ def test_new_runs_fill_their_tables(pictures, tmp_path, monkeypatch):
     row = "| some head | 0.31 M | 0.250 | 0.200 | 0.300 | 9 ms | 1 MiB | 3 of 10 | 0.5 / 2 |"
     assert row in (tmp_path / "README.md").read_text()
     choosing = (tmp_path / "docs" / "choosing.md").read_text()
-    assert "| DFT, slack 25 | 0.31 M | 0.300 ± 0.071 | 0.200 ± 0.000 | 0.300 ± 0.000 | 3 of 10 | 0.5 / 2 |" in choosing
-    assert "| DFT, slack 25 | 0.300 ± 0.071 | – | 0.300 ± 0.071 |" in choosing  # by prior: none, mean, frequencies
-    assert "| BCE | 0.450 ± 0.071 |" in (tmp_path / "docs" / "losses.md").read_text()
+    assert (
+        "| DFT, slack 25 | 0.31 M | 2 | 0.300 ± 0.071 | 0.200 ± 0.000 | 0.300 ± 0.000 | 3 of 10 | 0.5 / 2 |" in choosing
+    )
+    assert "| DFT, slack 25 | 0.300 ± 0.071 | 0.300 ± 0.071 |" in choosing  # by prior: none, frequencies
+    assert "| full `nn.Linear` | – | 0.300 ± 0.071 |" in choosing
+    assert "| BCE | 2 | 0.450 ± 0.071 |" in (tmp_path / "docs" / "losses.md").read_text()
     assert all((tmp_path / "docs" / "img" / f"{name}.svg").exists() for name in ("unargmaxable", "radius"))
     saved = json.loads((tmp_path / "docs" / "results" / "demo.json").read_text())
     assert set(saved["environment"]) == {"sigkernels", "packages", "cpu", "threads"}
