@@ -40,6 +40,8 @@ def test_bad_names(tmp_path, capsys):
         verify(W, [[0]], names=["a", "b"])
     with pytest.raises(TypeError, match="use a list of names"):
         verify(W, [[0]], names="abcd")
+    with pytest.raises(TypeError, match="names must hold one name for each label, got 5; use a list"):
+        verify(W, [[0]], names=5)
     np.save(tmp_path / "w.npy", W)
     (tmp_path / "sets.txt").write_text("0\n")
     (tmp_path / "names.txt").write_text("cat\ndog\n")

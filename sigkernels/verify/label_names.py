@@ -16,8 +16,8 @@ def check_names(names: Any, num_labels: int) -> tuple[str, ...] | None:
     """One name for each label, or None."""
     if names is None:
         return None
-    if isinstance(names, str):
-        raise TypeError(f"names must hold one name for each label, got the text {names!r}; use a list of names")
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise TypeError(f"names must hold one name for each label, got {names!r}; use a list of names")
     out = tuple(str(name) for name in names)
     if len(out) != num_labels:
         raise ValueError(f"names must hold one name for each of the {num_labels} labels, got {len(out)}")
