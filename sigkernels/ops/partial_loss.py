@@ -13,12 +13,11 @@ from torch import Tensor
 
 from .. import backends
 from ..backends.interface import Backend, LossCall, accumulate_dtype, gradient_dtype
-from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, Loss
 from ..partial_labels import PartialTargets
 from .double_backward import refuse_double_backward
-from .targets import target_tensors
+from .targets import from_target_tensors, target_tensors
 
 _ARRAYS, _LEARNED = 7, 3  # x, weight, bias, indices, offsets, dense, unknown; the first three take gradients
 
@@ -68,11 +67,7 @@ def partial_loss_operator(
     """(loss, gradients of x, weight and bias; those that are not needed, or not known yet, are empty)."""
     layer, measured = Layer(weight, bias, LayerMeta(*meta)), Loss.unflatten(loss, numbers, tensors)
     assert isinstance(measured, ElementwiseLoss)
-    if indices is None or offsets is None:
-        assert dense is not None
-        targets = PartialTargets(dense, unknown)
-    else:
-        targets = PartialTargets(LabelSets.from_sorted(indices, offsets, layer.num_labels), unknown)
+    targets = PartialTargets(from_target_tensors((indices, offsets, dense), layer.num_labels), unknown)
     dtype = accumulate_dtype(x.dtype)
     scale = 1.0 if row_scale is None else row_scale.to(dtype).contiguous()
     made = tuple(_made(needs, total, row_scale))
