@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,24 +39,25 @@ struct Shape {
 
     std::vector<int64_t> tile_starts() const {
         std::vector<int64_t> starts;
-        for (int thread = 0; thread < job.threads; ++thread) {
-            const sk::Share share = sk::share_of(job, thread);
+        for (int i = 0; i < job.shares; ++i) {
+            const sk::Share share = sk::share_of(job, i);
             for (int64_t label = share.lo; label < share.hi; label = share.tile_end(label)) starts.push_back(label);
         }
         return starts;
     }
 };
 
-Shape shape_of(int dtype, int threads, int tile, int64_t chunk, int64_t rows, int64_t labels, int64_t slack,
+Shape shape_of(int dtype, int threads, int shares, int tile, int64_t chunk, int64_t rows, int64_t labels, int64_t slack,
                int64_t label_start, int k, int codes, Address code_bits) {
-    if (threads < 1 || tile < 1 || chunk < 1 || rows < 0 || labels < 0 || slack < 0 || label_start < 0 || k < -1)
-        throw py::value_error("threads, tile, chunk, rows, labels, slack, label_start and k must be sizes");
+    if (threads < 1 || shares < 1 || tile < 1 || chunk < 1 || rows < 0 || labels < 0 || slack < 0 || label_start < 0 || k < -1)
+        throw py::value_error("threads, shares, tile, chunk, rows, labels, slack, label_start and k must be sizes");
     const bool power = codes >= 16 && codes <= 4096 && (codes & (codes - 1)) == 0 && (codes & 0x1550);
     if (codes && !(power && code_bits && (tile == 64 || tile == 128 || tile == 256)))
         throw py::value_error("codes must be 0 or 16, 64, 256, 1024, 4096 with code_bits and a tile of 64, 128 or 256");
     Shape shape;
     sk::Job& job = shape.job;
-    job.dtype = dtype_of(dtype), job.threads = threads, job.tile = tile, shape.chunk = chunk;
+    job.dtype = dtype_of(dtype), job.threads = std::min(threads, shares), job.shares = shares, job.tile = tile;
+    shape.chunk = chunk;
     job.rows = rows, job.labels = labels, job.slack = slack, job.label_start = label_start;
     job.k = k, job.codes = codes, job.code_bits = at<const uint8_t>(code_bits);
     return shape;
@@ -215,9 +217,9 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
     m.doc() = "Compiled core of sigkernels. Use it through sigkernels.functional.";
 
     py::class_<Shape>(m, "Shape", "Sizes of a call and how its labels are cut into tiles (csrc/cpu/job.h).")
-        .def(py::init(&shape_of), py::kw_only(), arg("dtype"), arg("threads"), arg("tile"), arg("chunk"), arg("rows"),
-             arg("labels"), arg("slack"), arg("label_start"), arg("k"), arg("codes") = 0, arg("code_bits") = 0)
-        .def_property_readonly("threads", [](const Shape& shape) { return shape.job.threads; })
+        .def(py::init(&shape_of), py::kw_only(), arg("dtype"), arg("threads"), arg("shares"), arg("tile"), arg("chunk"),
+             arg("rows"), arg("labels"), arg("slack"), arg("label_start"), arg("k"), arg("codes") = 0, arg("code_bits") = 0)
+        .def_property_readonly("shares", [](const Shape& shape) { return shape.job.shares; })
         .def("tile_starts", &Shape::tile_starts, "The first label of every tile, counted from label_start.")
         .def("set_plan", &set_plan, py::kw_only(), arg("rank"), arg("even_rank"), arg("u"), arg("v_even"),
              arg("v_odd"), arg("cos"), arg("sin"));

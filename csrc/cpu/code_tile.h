@@ -39,6 +39,7 @@ struct CodeTile {
     const Layout<C>& layout;
     const Shared<C>& shared;
     const Local<C>& local;
+    const Sums<C>& sums;
     // of the current tile
     int64_t skipped = 0;  // labels between the multiple of T and the tile's first label
     int64_t first = 0, last = 0;  // transforms of the tile that have a label
@@ -154,7 +155,7 @@ struct CodeTile {
     void back(const C* g, int64_t count, int64_t panel) const {
         const int64_t size = layout.code_points, parts = layout.codes / size;
         C* work = local.code_work;
-        C* out = local.gcodes + panel * layout.codes * PW;
+        C* out = sums.codes + panel * layout.codes * PW;
         const bool whole = skipped == first * size && skipped + count == last * size;
         if (!whole) {  // labels outside of the tile have no gradient
             const auto bytes = [](int64_t labels) { return static_cast<size_t>(labels * PW) * sizeof(C); };

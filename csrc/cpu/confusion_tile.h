@@ -25,7 +25,7 @@ struct ConfusionTile {
     const Local<C>& local;
     int64_t count;  // labels
     int64_t label;  // the first of them, counted from label_start
-    int thread;
+    int64_t share;
 
     // For each lane of the last panel: does it have a row?
     struct Present {
@@ -82,7 +82,7 @@ struct ConfusionTile {
         const ConfusionPass& pass = job.confusion;
         const ConfusionParams& a = pass.params;
         const bool mirrored = a.mirrored;
-        double* out = pass.sums + 4 * thread;
+        double* out = pass.sums + 4 * share;
         for (int64_t t = 0; t < count; ++t) {
             const C* betas = static_cast<const C*>(pass.betas);
             const C* etas = static_cast<const C*>(pass.etas);

@@ -20,6 +20,7 @@ struct Reader {
     int64_t count;
     int64_t label;  // the first of them, counted from label_start
     int64_t panel;
+    int64_t share;
     int thread;
 
     SK_INLINE int64_t rows() const { return layout.rows_of(panel); }
@@ -111,7 +112,7 @@ struct Reader {
         const auto next = [&](int64_t t) {
             if (thresholds) fill(thresholds[label + t]);
         };
-        Hits& hits = job.hits[thread];
+        Hits& hits = job.hits[share];
         above(bound, next, [&](int64_t t, int64_t lane, C value) {
             if (value != value) return;  // NaN is not above
             if (hits.size == hits.room) hits.grow(&hits);

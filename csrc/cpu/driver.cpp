@@ -1,17 +1,12 @@
 #include "cpu/driver.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
-#include <exception>
 #include <memory>
 #include <new>
 #include <stdexcept>
-#include <thread>
 
-#ifndef _WIN32
-#include <pthread.h>
-#endif
+#include "cpu/threads.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -101,68 +96,6 @@ const Kernels& kernels_for(const std::string& name, const Job& job) {
     if (isa.narrow && bytes <= isa.narrow->panel_bytes) return *isa.narrow;
     const bool pairs = job.dtype == Dtype::bf16 && job.consumer == Consumer::loss && !whole_columns(job);
     return pairs && isa.pairs ? *isa.pairs : *isa.kernels;
-}
-
-// ---- threads ----
-
-namespace {
-
-// The OpenMP runtime's threads do not survive fork(): a child that used them would wait for them for ever.  torch may
-// have started them before the first call here, so every forked child does without.
-std::atomic<bool> forked{false};
-
-#ifndef _WIN32
-[[maybe_unused]] const int watches_fork = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
-#endif
-
-}  // namespace
-
-namespace {
-
-// An exception must not leave a thread other than the caller's: the first is kept and thrown there.
-struct Guarded {
-    void (*f)(void*, int);
-    void* context;
-    std::exception_ptr failure;
-    std::atomic<bool> failed{false};
-
-    void operator()(int i) noexcept {
-        try {
-            f(context, i);
-        } catch (...) {
-            if (!failed.exchange(true)) failure = std::current_exception();
-        }
-    }
-};
-
-void on_own_threads(int count, Guarded& guarded) {
-    std::vector<std::thread> others;
-    int started = 1;
-    try {
-        for (; started < count; ++started) others.emplace_back([&guarded, started] { guarded(started); });
-    } catch (const std::exception&) {  // no more threads to be had: this one does the rest
-    }
-    guarded(0);
-    for (; started < count; ++started) guarded(started);
-    for (std::thread& other : others) other.join();
-}
-
-}  // namespace
-
-void parallel(int count, void (*f)(void*, int), void* context) {
-    if (count <= 1) {
-        if (count == 1) f(context, 0);
-        return;
-    }
-    Guarded guarded{f, context, nullptr};
-#if defined(_OPENMP)
-    if (!forked.load()) {
-#pragma omp parallel for schedule(static, 1) num_threads(count)
-        for (int i = 0; i < count; ++i) guarded(i);
-    } else
-#endif
-        on_own_threads(count, guarded);
-    if (guarded.failure) std::rethrow_exception(guarded.failure);
 }
 
 // ---- sparse targets ----
@@ -308,22 +241,32 @@ void merge_heaps(const Job& job, C* values, int64_t* labels) {
     }
 }
 
-struct PhaseCall {
+// One chunk of rows on a team of threads: pack the panels of rows, do the shares of the labels, add up what they leave.
+struct Pass {
     const Kernels& kernels;
     const Job& job;
-    Phase phase;
+    Tasks pack, shares, reduce;
+
+    Pass(const Kernels& k, const Job& j, int64_t panels)
+        : kernels(k), job(j), pack(panels), shares(j.shares), reduce(j.consumer == Consumer::loss ? panels : 0) {}
+
+    void work(Team& team, int thread) {
+        const auto run = [&](Tasks& tasks, Phase phase) {
+            team.take(tasks, [&](int64_t task) { kernels.run(job, phase, task, thread); });
+        };
+        run(pack, Phase::pack);
+        team.wait_for(pack);
+        run(shares, Phase::tiles);
+        if (thread == 0) team.wait_for(shares);
+        if (!shares.all_done()) return;  // the caller waits for those who are still at it
+        run(reduce, Phase::reduce);
+    }
 };
 
-void run_phase(const Kernels& kernels, const Job& job, Phase phase) {
-    PhaseCall call{kernels, job, phase};
-    // Before and after the tiles the panels of rows are shared out; there may be fewer of them than threads.
+void run_pass(const Kernels& kernels, const Job& job) {
     const int64_t lanes = kernels.panel_bytes / (job.dtype == Dtype::f64 ? 8 : 4);
-    const int64_t panels = (job.rows + lanes - 1) / lanes;
-    const int workers = phase == Phase::tiles ? job.threads : static_cast<int>(std::min<int64_t>(job.threads, panels));
-    parallel(workers, [](void* c, int thread) {
-        const auto* call = static_cast<const PhaseCall*>(c);
-        call->kernels.run(call->job, call->phase, thread);
-    }, &call);
+    Pass pass(kernels, job, (job.rows + lanes - 1) / lanes);
+    run_team(job.threads, [](void* pass, Team& team, int thread) { static_cast<Pass*>(pass)->work(team, thread); }, &pass);
 }
 
 }  // namespace
@@ -345,16 +288,12 @@ void run_job(const Kernels& kernels, Job whole, int64_t chunk, const Outputs& ou
             job.heap_sizes = heap_sizes.data();
         }
         if (job.consumer == Consumer::predict) {
-            for (int t = 0; t < job.threads; ++t) {
-                outputs.found->first_row.push_back(first);
-                outputs.found->lists.push_back({nullptr, 0, 0, grow});
-            }
-            job.hits = outputs.found->lists.data() + outputs.found->lists.size() - job.threads;
+            outputs.found->first_row.resize(outputs.found->first_row.size() + job.shares, first);
+            outputs.found->lists.resize(outputs.found->lists.size() + job.shares, {nullptr, 0, 0, grow});
+            job.hits = outputs.found->lists.data() + outputs.found->lists.size() - job.shares;
         }
         job.workspace = workspace(kernels.workspace_bytes(job));
-        run_phase(kernels, job, Phase::pack);
-        run_phase(kernels, job, Phase::tiles);
-        if (job.consumer == Consumer::loss) run_phase(kernels, job, Phase::reduce);
+        run_pass(kernels, job);
         if (job.consumer == Consumer::topk) {
             int64_t* labels = outputs.top_labels + first * job.keep;
             if (job.dtype == Dtype::f64)
@@ -363,7 +302,7 @@ void run_job(const Kernels& kernels, Job whole, int64_t chunk, const Outputs& ou
                 merge_heaps(job, static_cast<float*>(outputs.top_values) + first * job.keep, labels);
         }
         if (job.consumer == Consumer::predict)
-            for (int t = 0; t < job.threads; ++t) outputs.found->total += job.hits[t].size;
+            for (int i = 0; i < job.shares; ++i) outputs.found->total += job.hits[i].size;
     }
 }
 
@@ -377,7 +316,7 @@ void Found::write(int64_t rows, int64_t* offsets, int64_t* indices) const {
         for (int64_t j = 0; j < lists[i].size; ++j) ++offsets[first_row[i] + lists[i].data[j].row + 1];
     for (int64_t row = 0; row < rows; ++row) offsets[row + 1] += offsets[row];
     std::vector<int64_t> next(offsets, offsets + rows);
-    // Threads own rising ranges of labels and list them in order, so every row comes out sorted.
+    // Shares are rising ranges of labels and list them in order, so every row comes out sorted.
     for (size_t i = 0; i < lists.size(); ++i)
         for (int64_t j = 0; j < lists[i].size; ++j) {
             const Hit& hit = lists[i].data[j];

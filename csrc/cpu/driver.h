@@ -1,4 +1,4 @@
-// Everything around the tile loop that is compiled once: which instruction set, threads, memory, chunks of rows.
+// Everything around the tile loop that is compiled once: which instruction set, memory, chunks of rows.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,12 @@ const Isa& choose_isa(const std::string& name);
 // The kernels of that instruction set for a job.
 const Kernels& kernels_for(const std::string& name, const Job& job);
 
-// Calls f(i) for i = 0 ... count-1 on that many threads.  Throws the first exception of any of them, after all are done.
-void parallel(int count, void (*f)(void*, int), void* context);
-
 // Throws std::invalid_argument: what is wrong with sparse targets, and the remedy.
 [[noreturn]] void refuse_targets(const std::string& what);
 
 // Label sets found by predict, row by row.
 struct Found {
-    std::vector<Hits> lists;  // one per thread and chunk, in order of labels within a chunk
+    std::vector<Hits> lists;  // one per share and chunk, in order of labels within a chunk
     std::vector<int64_t> first_row;
     int64_t total = 0;
     Found() = default;

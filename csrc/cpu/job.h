@@ -33,7 +33,7 @@ struct ConfusionPass {
     double on_y = 0, on_all = 0;
     const void* betas = nullptr;  // C [m], in place of params.beta
     const void* etas = nullptr;   // C [m]
-    double* sums = nullptr;       // [threads][4]: of 1 - value, tp, s, p
+    double* sums = nullptr;       // [shares][4]: of 1 - value, tp, s, p
     double* grad_beta = nullptr;  // [m]
     double* grad_eta = nullptr;   // [m]
 };
@@ -42,7 +42,8 @@ struct ConfusionPass {
 struct Job {
     Consumer consumer = Consumer::loss;
     Dtype dtype = Dtype::f32;  // of x and weight
-    int threads = 1;
+    int threads = 1;           // at most so many work on it
+    int shares = 1;            // parts of the labels, each of which one thread does alone
     int tile = 0;              // T: labels per tile
 
     // z = [W_dft | codes | weight] x + bias for the labels label_start ... label_start + labels - 1
@@ -93,7 +94,7 @@ struct Job {
     void* out = nullptr;           // [R, m] of dtype, rows out_stride apart
     int64_t out_stride = 0;
 
-    // topk: each thread keeps its best `keep` labels of every row as a heap
+    // topk: each thread keeps the best `keep` labels of every row that it has seen as a heap
     int64_t keep = 0;
     void* heap_values = nullptr;     // C [threads, R, keep]
     int64_t* heap_labels = nullptr;  // [threads, R, keep]
@@ -102,7 +103,7 @@ struct Job {
     // predict
     double threshold = 0;
     const void* thresholds = nullptr;  // C [m], in place of threshold
-    Hits* hits = nullptr;          // [threads]
+    Hits* hits = nullptr;          // [shares]
 
     // memory for all of it
     char* workspace = nullptr;
@@ -116,8 +117,12 @@ inline bool whole_columns(const Job& job) {
     return job.consumer == Consumer::loss && job.loss.kind == LossKind::confusion;
 }
 
-// The labels [lo, hi) of a thread and the index of its first tile in the rotation tables.  Tiles begin at `origin` and
-// every `tile` labels from there; lo may lie inside the first of them.
+// A share: the labels [lo, hi) and the index of its first tile in the rotation tables.  Tiles begin at `origin` and every
+// `tile` labels from there; lo may lie inside the first of them.
+//
+// How the labels are cut depends on the sizes of a call alone.  Whoever is free takes the next share; it has its own rows
+// of grad_weight and its own sums, which are added up in the order of the shares.  So the bits of a result depend neither
+// on the number of threads nor on who did what.
 struct Share {
     int64_t lo, hi, first_tile, origin, tile;
 
@@ -128,23 +133,23 @@ struct Share {
     int64_t tiles() const { return hi > lo ? (hi - origin + tile - 1) / tile - (lo - origin) / tile : 0; }
 };
 
-// Threads split the labels in units: of a multiple of the usual heights of micro-kernels, or with codes of a tile, which
-// then begins at a multiple of its size among all labels.
+// Labels are cut in units: of a multiple of the usual heights of micro-kernels, or with codes of a tile, which then begins
+// at a multiple of its size among all labels.
 constexpr int64_t kShareUnit = 24;
 
-inline Share share_alone(const Job& job, int thread) {
+inline Share share_alone(const Job& job, int64_t index) {
     const int64_t unit = job.codes ? job.tile : kShareUnit, skipped = job.codes ? job.label_start % job.tile : 0;
     const int64_t units = (job.labels + skipped + unit - 1) / unit;
-    const auto start = [&](int t) {
-        const int64_t at = t >= job.threads ? job.labels : units * t / job.threads * unit - skipped;
+    const auto start = [&](int64_t i) {
+        const int64_t at = i >= job.shares ? job.labels : units * i / job.shares * unit - skipped;
         return at < 0 ? 0 : at < job.labels ? at : job.labels;
     };
-    return {start(thread), start(thread + 1), 0, job.codes ? -skipped : start(thread), job.tile};
+    return {start(index), start(index + 1), 0, job.codes ? -skipped : start(index), job.tile};
 }
 
-inline Share share_of(const Job& job, int thread) {
-    Share share = share_alone(job, thread);
-    for (int i = 0; i < thread; ++i) share.first_tile += share_alone(job, i).tiles();
+inline Share share_of(const Job& job, int64_t index) {
+    Share share = share_alone(job, index);
+    for (int64_t i = 0; i < index; ++i) share.first_tile += share_alone(job, i).tiles();
     return share;
 }
 
@@ -153,7 +158,8 @@ struct Kernels {
     const char* name;
     int panel_bytes;  // of the rows that a panel holds
     size_t (*workspace_bytes)(const Job&);
-    void (*run)(const Job&, Phase, int thread);
+    // One task of a phase: a panel of rows is packed or reduced, a share is done.
+    void (*run)(const Job&, Phase, int64_t task, int thread);
 };
 
 }  // namespace sk

@@ -11,6 +11,7 @@
 #define SK_REGISTERS 16
 #include "cpu/convert.h"
 #include "cpu/driver.h"
+#include "cpu/threads.h"
 
 namespace py = pybind11;
 
@@ -50,14 +51,14 @@ struct Rows {
     int64_t rows;
     const char *z, *grad;
     char* out;
-    int threads;
+    int64_t tasks;
 
-    void run(int thread) const {
+    void run(int64_t task) const {
         const int64_t n = job.n, bytes = n * (dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2);
         const auto widen_16 = dtype == Dtype::bf16 ? widen_row<Bf16> : widen_row<F16>;
         const auto narrow_16 = dtype == Dtype::bf16 ? narrow_row<Bf16> : narrow_row<F16>;
         HalfRow half;
-        for (int64_t b = rows * thread / threads; b < rows * (thread + 1) / threads; ++b) {
+        for (int64_t b = rows * task / tasks; b < rows * (task + 1) / tasks; ++b) {
             const char *zr = z + b * bytes, *gr = grad ? grad + b * bytes : nullptr;
             char* yr = out ? out + b * bytes : nullptr;
             if (dtype == Dtype::f32) {
@@ -95,12 +96,9 @@ void bind_lml(py::module_& m) {
             job.nu = pointer<double>(nu), job.slope = pointer<double>(slope), job.total = pointer<double>(total);
             const LmlKernels& kernels = kernels_for(forced_isa());
             py::gil_scoped_release release;
-            const int workers = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(threads, rows)));
             const Rows all{job, kernels, static_cast<Dtype>(dtype), rows, pointer<char>(z), pointer<char>(grad),
-                           pointer<char>(out), workers};
-            parallel(
-                workers, [](void* c, int thread) { static_cast<const Rows*>(c)->run(thread); },
-                const_cast<Rows*>(&all));
+                           pointer<char>(out), std::min<int64_t>(rows, 4 * int64_t{threads})};
+            for_tasks(threads, all.tasks, [&](int64_t task) { all.run(task); });
         },
         py::kw_only(), py::arg("step"), py::arg("dtype"), py::arg("rows"), py::arg("n"), py::arg("k") = 0, py::arg("z"),
         py::arg("grad") = 0, py::arg("out") = 0, py::arg("nu"), py::arg("slope"), py::arg("total") = 0, py::arg("threads"),

@@ -60,13 +60,8 @@ struct Local {
     C* turned_even;  // [k+1][PW]    rotated coefficients
     C* turned_odd;   // [k][PW]
     C* coef;         // [rank][PW]   what U multiplies
-    C* gslack;       // [P][s][PW]   gradients of the input, transposed
-    C* geven;        // [P][k+1][PW]
-    C* godd;         // [P][k][PW]
-    C* gcodes;       // [P][c][PW]
     C* code_work;    // [T][PW]      a transform
     typename Format<C>::Int* code_signs;  // [c] for every transform of the tile
-    double* loss;    // [P][PW]
     int64_t* cursor; // [R]          next positive label of each row
     C* y;            // [T][PW]      dense targets of a panel; as z for losses of whole columns
     C* pos_z;        // [T*PW + PW]  logits of the positive labels of a panel
@@ -83,18 +78,13 @@ struct Local {
     Local(const Job& job, const Layout<C>& layout, char* base) {
         constexpr int64_t PW = kPanel<C>;
         Bump bump{base};
-        const int64_t panels = layout.panels, tile = layout.tile, back = job.needs_x ? panels * PW : 0;
+        const int64_t panels = layout.panels, tile = layout.tile;
         z = bump.take<C>(layout.kept_panels() * layout.panel_stride);
         turned_even = bump.take<C>(layout.even * PW);
         turned_odd = bump.take<C>(layout.odd * PW);
         coef = bump.take<C>(job.rank * PW);
-        gslack = bump.take<C>(back * layout.slack);
-        geven = bump.take<C>(back * layout.even);
-        godd = bump.take<C>(back * layout.odd);
-        gcodes = bump.take<C>(back * layout.codes);
         code_work = bump.take<C>(layout.codes ? tile * PW : 0);
         code_signs = bump.take<typename Format<C>::Int>(layout.code_signs());
-        loss = bump.take<double>(layout.loss ? panels * PW : 0);
         cursor = bump.take<int64_t>(job.indices ? layout.rows : 0);
         y = bump.take<C>(!layout.loss ? 0 : layout.columns ? panels * layout.panel_stride : tile * PW);
         const int64_t positives = layout.loss ? tile * PW : 0;
@@ -111,14 +101,45 @@ struct Local {
     }
 };
 
-// Bytes from one thread's buffers to the next's.
+// What a share adds up over its labels.
+template <class C>
+struct Sums {
+    C* slack;      // [P][s][PW]   gradients of the input, transposed
+    C* even;       // [P][k+1][PW]
+    C* odd;        // [P][k][PW]
+    C* codes;      // [P][c][PW]
+    double* loss;  // [P][PW]
+    size_t bytes;
+
+    Sums(const Job& job, const Layout<C>& layout, char* base) {
+        constexpr int64_t PW = kPanel<C>;
+        Bump bump{base};
+        const int64_t back = job.needs_x ? layout.panels * PW : 0;
+        slack = bump.take<C>(back * layout.slack);
+        even = bump.take<C>(back * layout.even);
+        odd = bump.take<C>(back * layout.odd);
+        codes = bump.take<C>(back * layout.codes);
+        loss = bump.take<double>(layout.loss ? layout.panels * PW : 0);
+        bytes = bump.used;
+    }
+};
+
+// Bytes from the buffers of one thread, or the sums of one share, to the next.  They lie far apart: a processor fetches
+// ahead beyond the end of what it reads, here by up to 64 KiB, and another that writes there has to wait for each line;
+// pages that nobody touches cost nothing.  The odd multiple of a cache line keeps them out of the same cache sets.
+SK_INLINE size_t apart(size_t bytes) {
+    constexpr size_t kPage = 4096, kApart = (128 << 10) + 192;
+    return bytes ? (bytes + kPage - 1) / kPage * kPage + kApart : 0;
+}
+
 template <class C>
 SK_INLINE size_t local_bytes(const Job& job, const Layout<C>& layout) {
-    // Threads' buffers lie far apart.  A processor fetches ahead beyond the end of what it reads, here by up to 64 KiB,
-    // and another that writes there has to wait for each line; pages that nobody touches cost nothing.  The odd multiple
-    // of a cache line keeps two threads' buffers out of the same cache sets.
-    constexpr size_t kPage = 4096, kApart = (128 << 10) + 192;
-    return (Local<C>(job, layout, nullptr).bytes + kPage - 1) / kPage * kPage + kApart;
+    return apart(Local<C>(job, layout, nullptr).bytes);
+}
+
+template <class C>
+SK_INLINE size_t sums_bytes(const Job& job, const Layout<C>& layout) {
+    return apart(Sums<C>(job, layout, nullptr).bytes);
 }
 
 template <class C>
@@ -128,10 +149,17 @@ SK_INLINE Local<C> local_of(const Job& job, const Layout<C>& layout, const Share
 }
 
 template <class C>
+SK_INLINE Sums<C> sums_of(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t share) {
+    const size_t first = shared.bytes + static_cast<size_t>(job.threads) * local_bytes(job, layout);
+    return Sums<C>(job, layout, job.workspace + first + static_cast<size_t>(share) * sums_bytes(job, layout));
+}
+
+template <class C>
 size_t workspace_bytes_for(Job job) {
     job.workspace = nullptr;
     const Layout<C> layout(job);
-    return Shared<C>(job, layout).bytes + static_cast<size_t>(job.threads) * local_bytes(job, layout);
+    return Shared<C>(job, layout).bytes + static_cast<size_t>(job.threads) * local_bytes(job, layout) +
+           static_cast<size_t>(job.shares) * sums_bytes(job, layout);
 }
 
 }  // namespace

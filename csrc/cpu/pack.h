@@ -6,14 +6,6 @@
 namespace sk {
 namespace {
 
-// Panels [first, last) of a thread; threads beyond their number get none (driver.cpp does not start them).
-template <class C>
-SK_INLINE void panel_share(const Job& job, const Layout<C>& layout, int thread, int64_t& first, int64_t& last) {
-    const int64_t workers = layout.panels < job.threads ? layout.panels : job.threads;
-    first = layout.panels * thread / workers;
-    last = layout.panels * (thread + 1) / workers;
-}
-
 // 1 / sqrt(c): c is a power of 4
 template <class C>
 SK_INLINE C code_scale_of(int64_t codes) {
@@ -99,15 +91,15 @@ void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared
     }
 }
 
-// Adds the threads' private gradients in fixed order and writes rows of grad_x, scaled.
+// Adds up the shares' gradients in their order and writes rows of grad_x, scaled.
 template <class C>
 void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t panel) {
     using V = typename Simd<C>::V;
     constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
     const int64_t dft = layout.even + layout.odd, width = layout.width, rows = layout.rows_of(panel);
     const C* scale = shared.scale + panel * PW;
-    const Local<C> mine = local_of(job, layout, shared, 0);
-    const size_t next = local_bytes(job, layout);
+    const Sums<C> first = sums_of(job, layout, shared, 0);
+    const size_t next = sums_bytes(job, layout);
 
     // column_of(j): which column of x row j of the part belongs to
     auto add_up = [&](const C* part, int64_t columns, C factor, auto column_of) {
@@ -115,7 +107,7 @@ void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shar
         for (int64_t j = 0; j < columns; ++j) {
             const char* at = reinterpret_cast<const char*>(part + (panel * columns + j) * PW);
             V sums[kVectors]{};
-            for (int t = 0; t < job.threads; ++t, at += next)
+            for (int share = 0; share < job.shares; ++share, at += next)
                 SK_EACH(v, kVectors) sums[v] += load<V>(reinterpret_cast<const C*>(at) + v * L);
             C lanes[PW];
             SK_EACH(v, kVectors) store(lanes + v * L, sums[v] * (factor * load<V>(scale + v * L)));
@@ -125,15 +117,15 @@ void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shar
     };
     if (job.needs_x) {
         const int64_t slack = dft + layout.codes;
-        add_up(mine.geven, layout.even, 1, [](int64_t j) { return j ? 2 * j - 1 : 0; });
-        add_up(mine.godd, layout.odd, 1, [](int64_t j) { return 2 * j + 2; });
-        add_up(mine.gcodes, layout.codes, code_scale_of<C>(layout.codes), [dft](int64_t j) { return dft + j; });
-        add_up(mine.gslack, layout.slack, 1, [slack](int64_t j) { return slack + j; });
+        add_up(first.even, layout.even, 1, [](int64_t j) { return j ? 2 * j - 1 : 0; });
+        add_up(first.odd, layout.odd, 1, [](int64_t j) { return 2 * j + 2; });
+        add_up(first.codes, layout.codes, code_scale_of<C>(layout.codes), [dft](int64_t j) { return dft + j; });
+        add_up(first.slack, layout.slack, 1, [slack](int64_t j) { return slack + j; });
     }
     for (int64_t row = 0; row < rows; ++row) {
         double sum = 0;
-        const char* at = reinterpret_cast<const char*>(mine.loss + panel * PW + row);
-        for (int t = 0; t < job.threads; ++t, at += next) sum += *reinterpret_cast<const double*>(at);
+        const char* at = reinterpret_cast<const char*>(first.loss + panel * PW + row);
+        for (int share = 0; share < job.shares; ++share, at += next) sum += *reinterpret_cast<const double*>(at);
         job.row_loss[panel * PW + row] = sum;
     }
 }

@@ -30,6 +30,8 @@ struct Tiles {
     const Layout<C> layout;
     const Shared<C> shared;
     const Local<C> local;
+    const int64_t share;
+    const Sums<C> sums;
     const int thread;
     const int64_t panels;
     // of the current tile
@@ -37,18 +39,18 @@ struct Tiles {
     int64_t weight_stride = 0;
     const C* cos = nullptr;
     const C* sin = nullptr;
-    CodeTile<C> codes{job, layout, shared, local};
+    CodeTile<C> codes{job, layout, shared, local, sums};
 
-    Tiles(const Job& j, int t)
-        : job(j), layout(j), shared(j, layout), local(local_of(j, layout, shared, t)), thread(t),
-          panels(layout.panels) {}
+    Tiles(const Job& j, int64_t index, int t)
+        : job(j), layout(j), shared(j, layout), local(local_of(j, layout, shared, t)), share(index),
+          sums(sums_of(j, layout, shared, index)), thread(t), panels(layout.panels) {}
 
     void run() {
-        const Share share = share_of(job, thread);
-        begin(share);
-        int64_t tile = share.first_tile;
-        for (int64_t at = share.lo, end; at < share.hi; at = end, ++tile) {
-            end = share.tile_end(at);
+        const Share labels = share_of(job, share);
+        begin(labels.lo);
+        int64_t tile = labels.first_tile;
+        for (int64_t at = labels.lo, end; at < labels.hi; at = end, ++tile) {
+            end = labels.tile_end(at);
             const int64_t count = end - at;
             enter(at, count, tile);
             if (layout.columns)
@@ -63,8 +65,8 @@ struct Tiles {
     void one_panel(int64_t at, int64_t count, int64_t panel) {
         C* z = local.z + layout.panel_at(panel);
         forward(z, at, count, panel);
-        if (!layout.loss) return Reader<C>{job, layout, local, z, count, at, panel, thread}.run();
-        PanelLoss<C>{job, layout, local, z, local.y, count, at, panel, local.loss + panel * PW}.run(layout.any_grad);
+        if (!layout.loss) return Reader<C>{job, layout, local, z, count, at, panel, share, thread}.run();
+        PanelLoss<C>{job, layout, local, z, local.y, count, at, panel, sums.loss + panel * PW}.run(layout.any_grad);
         if (job.needs_x) back(z, count, panel);
         if constexpr (kDot2)
             if (job.needs_weight)
@@ -75,32 +77,36 @@ struct Tiles {
     void whole_tile(int64_t at, int64_t count) {
         const bool settings = job.confusion.grad_beta || job.confusion.grad_eta;
         for (int64_t panel = 0; panel < panels; ++panel) forward(local.z + layout.panel_at(panel), at, count, panel);
-        ConfusionTile<C>{job, layout, local, count, at, thread}.run(layout.any_grad || settings);
+        ConfusionTile<C>{job, layout, local, count, at, share}.run(layout.any_grad || settings);
         if (job.needs_x)
             for (int64_t panel = 0; panel < panels; ++panel) back(local.z + layout.panel_at(panel), count, panel);
     }
 
-    void begin(const Share& share) {
+    void begin(int64_t first) {
         auto clear = [](auto* p, int64_t count) { __builtin_memset(p, 0, static_cast<size_t>(count) * sizeof(*p)); };
         if (job.needs_x) {
-            clear(local.gslack, panels * layout.slack * PW);
-            clear(local.geven, panels * layout.even * PW);
-            clear(local.godd, panels * layout.odd * PW);
-            clear(local.gcodes, panels * layout.codes * PW);
+            clear(sums.slack, panels * layout.slack * PW);
+            clear(sums.even, panels * layout.even * PW);
+            clear(sums.odd, panels * layout.odd * PW);
+            clear(sums.codes, panels * layout.codes * PW);
         }
         if (layout.loss) {
-            clear(local.loss, panels * PW);
+            clear(sums.loss, panels * PW);
             clear(local.pos_z, layout.tile * PW + PW);
             clear(local.pos_w, layout.tile * PW + PW);
         }
-        if (job.consumer == Consumer::topk)
-            for (int64_t i = 0; i < panels * PW; ++i) local.bound[i] = static_cast<C>(__builtin_nan(""));
-        if (job.indices)  // the first positive label of each row that is not left of this thread's share
+        if (job.consumer == Consumer::topk)  // what this thread has found in earlier shares
+            for (int64_t row = 0; row < panels * PW; ++row) {
+                const int64_t slot = thread * job.rows + row;
+                const bool full = row < job.rows && job.heap_sizes[slot] == job.keep;
+                local.bound[row] = full ? static_cast<const C*>(job.heap_values)[slot * job.keep] : static_cast<C>(__builtin_nan(""));
+            }
+        if (job.indices)  // the first positive label of each row that is not left of this share
             for (int64_t row = 0; row < job.rows; ++row) {
                 int64_t lo = job.offsets[row], hi = job.offsets[row + 1];
                 while (lo < hi) {
                     const int64_t mid = lo + (hi - lo) / 2;
-                    if (job.indices[mid] < job.label_start + share.lo) lo = mid + 1;
+                    if (job.indices[mid] < job.label_start + first) lo = mid + 1;
                     else hi = mid;
                 }
                 local.cursor[row] = lo;
@@ -234,7 +240,7 @@ struct Tiles {
     }
 
     void back(const C* g, int64_t count, int64_t panel) {
-        C* gslack = local.gslack + panel * layout.slack * PW;
+        C* gslack = sums.slack + panel * layout.slack * PW;
         if constexpr (kDot2) pair_rows(g, count, local.g_by_labels);
         for_row_blocks<kPanelHeight>(layout.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
             Block<C, decltype(r)::value, kVectors> block;
@@ -252,8 +258,8 @@ struct Tiles {
                  local.turned_even);
         multiply(static_cast<const C*>(job.v_odd), 1, job.k, job.k, local.coef + job.even_rank * PW,
                  job.rank - job.even_rank, local.turned_odd);
-        C* geven = local.geven + panel * layout.even * PW;
-        C* godd = local.godd + panel * layout.odd * PW;
+        C* geven = sums.even + panel * layout.even * PW;
+        C* godd = sums.odd + panel * layout.odd * PW;
         for (int v = 0; v < PW; v += L) store(geven + v, load<V>(geven + v) + load<V>(local.turned_even + v));
         for (int64_t j = 0; j < job.k; ++j)
             for (int v = 0; v < PW; v += L) {
@@ -357,18 +363,18 @@ struct Tiles {
     void grad_bias(int64_t at, int64_t count) {
         C* out = static_cast<C*>(job.grad_bias) + at;
         for (int64_t t = 0; t < count; ++t) {
-            V sums{};
+            V total{};
             C lanes[L], sum = job.accumulate ? out[t] : C(0);
             for (int64_t panel = 0; panel < panels; ++panel) {
                 const C* g = local.z + panel * layout.panel_stride + t * PW;
                 const C* scale = shared.scale + panel * PW;
                 if (layout.rows_of(panel) == PW) {
-                    SK_EACH(v, kVectors) sums += load<V>(g + v * L) * load<V>(scale + v * L);
+                    SK_EACH(v, kVectors) total += load<V>(g + v * L) * load<V>(scale + v * L);
                 } else {  // lanes without a row hold what infinite weights have made of a zero
                     for (int64_t i = 0; i < layout.rows_of(panel); ++i) sum += g[i] * scale[i];
                 }
             }
-            store(lanes, sums);
+            store(lanes, total);
             for (int i = 0; i < L; ++i) sum += lanes[i];
             out[t] = sum;
         }
@@ -376,21 +382,18 @@ struct Tiles {
 };
 
 template <class C>
-void run_phase(const Job& job, Phase phase, int thread) {
-    if (phase == Phase::tiles) return Tiles<C>(job, thread).run();
+void run_task(const Job& job, Phase phase, int64_t task, int thread) {
+    if (phase == Phase::tiles) return Tiles<C>(job, task, thread).run();
     const Layout<C> layout(job);
     const Shared<C> shared(job, layout);
-    int64_t first, last;
-    panel_share(job, layout, thread, first, last);
-    for (int64_t panel = first; panel < last; ++panel)
-        phase == Phase::pack ? pack_panel(job, layout, shared, panel) : reduce_panel(job, layout, shared, panel);
+    phase == Phase::pack ? pack_panel(job, layout, shared, task) : reduce_panel(job, layout, shared, task);
 }
 
-void run(const Job& job, Phase phase, int thread) {
+void run(const Job& job, Phase phase, int64_t task, int thread) {
     if constexpr (kDot2)
-        run_phase<float>(job, phase, thread);
+        run_task<float>(job, phase, task, thread);
     else
-        job.dtype == Dtype::f64 ? run_phase<double>(job, phase, thread) : run_phase<float>(job, phase, thread);
+        job.dtype == Dtype::f64 ? run_task<double>(job, phase, task, thread) : run_task<float>(job, phase, task, thread);
 }
 
 size_t workspace_bytes(const Job& job) {

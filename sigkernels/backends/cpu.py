@@ -47,7 +47,9 @@ else:
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4, torch.bool: 4}
 
 _CHUNK = 256  # rows that a tile holds at a time
-_SHARE_UNIT = _C.SHARE_UNIT if _C else 1  # labels: threads split the labels in these units
+_SHARE_UNIT = _C.SHARE_UNIT if _C else 1  # labels: they are cut into shares in these units
+_SHARE_LABELS = 350  # of a share, at least, where there are no columns but slack
+_MOST_SHARES = 64
 _TILE_BYTES = 256 * 1024  # of weight and logits that a tile keeps in the second-level cache
 _SMALL = 200_000  # multiplications below which a second thread costs more than it brings
 _CACHE_BYTES = 64 * 2**20
@@ -265,16 +267,16 @@ def _new_shape(
     if batch * labels * (slack + 16) < _SMALL:
         threads = 1
     chunk = max(batch, 1) if rows_at_once else _CHUNK
+    shares = _shares(labels, slack, meta)
     if meta.codes:
-        tile = unit = _code_tile(meta.codes, slack, min(batch, chunk), real.itemsize)
-        threads = min(threads, -(-labels // unit) or 1)
+        tile = _code_tile(meta.codes, slack, min(batch, chunk), real.itemsize)
     else:
-        threads = min(threads, -(-labels // _SHARE_UNIT) or 1)
-        tile = _tile(labels, slack, min(batch, chunk), threads, real.itemsize)
+        tile = _tile(labels, slack, min(batch, chunk), shares, real.itemsize)
     bits = _code_bits(meta.codes, meta.label_start, labels)
     shape = _C.Shape(
         dtype=_DTYPES[dtype],
         threads=threads,
+        shares=shares,
         tile=tile,
         chunk=chunk,
         rows=batch,
@@ -294,11 +296,20 @@ def _new_shape(
     return shape, plan._replace(arrays=(*plan.arrays, bits))
 
 
-def _tile(labels: int, slack: int, rows: int, threads: int, itemsize: int) -> int:
-    """Labels per tile: what fits in the cache, and no more than a thread has."""
+def _shares(labels: int, slack: int, meta: LayerMeta) -> int:
+    """Parts of the labels that threads take one by one: by the sizes of the layer alone, and with them all sums.
+
+    Each has a ``grad_x`` of its own, which is cleared and added up: a small part of the work of so many labels.
+    """
+    least = _SHARE_LABELS * (max(2 * meta.k + 1, 0) + meta.codes + slack) // (slack + 16)
+    return min(1 << max(labels // max(least, 1), 1).bit_length() - 1, _MOST_SHARES)
+
+
+def _tile(labels: int, slack: int, rows: int, shares: int, itemsize: int) -> int:
+    """Labels per tile: what fits in the cache, and no more than a share has."""
     fitting = _TILE_BYTES // (itemsize * (slack + rows))
     tile = max(48, min(240, fitting // _SHARE_UNIT * _SHARE_UNIT))
-    share = max(-(-labels // (threads * _SHARE_UNIT)), 1) * _SHARE_UNIT
+    share = max(-(-labels // (shares * _SHARE_UNIT)), 1) * _SHARE_UNIT
     tiles = -(-share // tile)
     return min(tile, -(-share // (tiles * _SHARE_UNIT)) * _SHARE_UNIT)
 

@@ -40,7 +40,7 @@ def _sweep(
     grad_bias = torch.zeros(labels, dtype=real) if needs[2] else None
     grad_beta, grad_eta = (torch.zeros(labels, dtype=torch.float64) if need else None for need in needs[3:])
     loop = _Call(x, layer, rows_at_once=True)
-    sums = torch.zeros(loop.shape.threads, 4, dtype=torch.float64)
+    sums = torch.zeros(loop.shape.shares, 4, dtype=torch.float64)
     if batch == 0 or labels == 0:
         sums[0, 0] = labels  # every denominator is 0: value 0, loss 1
         if grad_weight is not None:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu/driver.h"
+#include "cpu/threads.h"
 
 namespace sk {
 // driver.cpp knows the names of all instruction sets; this program has its own.
@@ -47,7 +48,7 @@ struct Array {
 
 struct Case {
     int64_t rows, labels, slack, label_start;
-    int k, codes, tile, threads;
+    int k, codes, tile, threads, shares;
     int64_t chunk, stride_more;  // rows of x and weight are longer by that much
 };
 
@@ -68,7 +69,7 @@ double run_case(const sk::Kernels& kernels, const Case& a, sk::Dtype dtype, bool
     const sk::Dtype real = dtype == sk::Dtype::f64 ? sk::Dtype::f64 : sk::Dtype::f32;
     const int64_t width = (a.k >= 0 ? 2 * a.k + 1 : 0) + a.codes + a.slack, num_labels = a.label_start + a.labels + 5;
     sk::Job job;
-    job.dtype = dtype, job.threads = a.threads, job.tile = a.tile, job.rows = a.rows, job.labels = a.labels;
+    job.dtype = dtype, job.threads = a.threads, job.shares = a.shares, job.tile = a.tile, job.rows = a.rows, job.labels = a.labels;
     job.slack = a.slack, job.label_start = a.label_start, job.k = a.k, job.codes = a.codes;
     const int64_t x_stride = width + a.stride_more, weight_stride = a.slack + a.stride_more;
     Array x(dtype, (a.rows - 1) * x_stride + width);
@@ -83,7 +84,7 @@ double run_case(const sk::Kernels& kernels, const Case& a, sk::Dtype dtype, bool
         job.code_bits = bits.data();
     }
     int64_t tiles = 0;
-    for (int t = 0; t < a.threads; ++t) tiles += sk::share_of(job, t).tiles();
+    for (int i = 0; i < a.shares; ++i) tiles += sk::share_of(job, i).tiles();
     job.rank = a.k >= 0 ? 5 : 0, job.even_rank = a.k >= 0 ? 3 : 0;
     Array u(real, job.tile * job.rank), v_even(real, job.even_rank * (a.k + 1));
     Array v_odd(real, a.k > 0 ? (job.rank - job.even_rank) * a.k : 0), cos(real, a.k > 0 ? tiles * a.k : 0), sin = cos;
@@ -119,7 +120,7 @@ double run_case(const sk::Kernels& kernels, const Case& a, sk::Dtype dtype, bool
             loss.row_loss = row_loss.data(), loss.grad_x = grad_x.data(), loss.needs_x = width;
             loss.grad_weight = grad_weight.data(), loss.needs_weight = a.slack, loss.grad_weight_stride = a.slack;
             loss.grad_bias = grad_bias.data(), loss.needs_bias = true;
-            std::vector<double> sums(static_cast<size_t>(4 * a.threads)), grad_beta(static_cast<size_t>(a.labels)),
+            std::vector<double> sums(static_cast<size_t>(4 * a.shares)), grad_beta(static_cast<size_t>(a.labels)),
                 grad_eta = grad_beta;
             sk::ConfusionPass& pass = loss.confusion;
             pass.params.n_tp = 2, pass.params.d_s = pass.params.d_p = 1, pass.params.mirrored = form == 2;
@@ -185,7 +186,7 @@ int refused() {
 // An exception in a thread reaches the caller.
 bool rethrown() {
     try {
-        sk::parallel(4, [](void*, int i) { if (i == 2) throw std::bad_alloc(); }, nullptr);
+        sk::for_tasks(4, 9, [](int64_t task) { if (task == 2) throw std::bad_alloc(); });
     } catch (const std::bad_alloc&) {
         return true;
     }
@@ -195,11 +196,13 @@ bool rethrown() {
 }  // namespace
 
 int main() {
-    // rows, labels, slack, label_start, k, codes, tile, threads, chunk, stride_more
+    // rows, labels, slack, label_start, k, codes, tile, threads, shares, chunk, stride_more
     const std::vector<Case> cases = {
-        {3, 101, 7, 0, 5, 0, 48, 1, 256, 0},   {33, 131, 35, 7, -1, 0, 48, 2, 256, 3}, {1, 1, 2, 0, 0, 0, 24, 1, 256, 0},
-        {70, 150, 0, 0, 4, 0, 72, 3, 32, 0},   {6, 300, 40, 37, -1, 16, 64, 2, 256, 1}, {37, 290, 5, 0, 3, 64, 128, 2, 16, 0},
-        {5, 300, 3, 5, 0, 256, 64, 1, 256, 0}, {4, 270, 0, 250, -1, 1024, 256, 1, 256, 0},
+        {3, 101, 7, 0, 5, 0, 48, 1, 1, 256, 0},      {33, 131, 35, 7, -1, 0, 48, 2, 4, 256, 3},
+        {1, 1, 2, 0, 0, 0, 24, 1, 1, 256, 0},        {70, 150, 0, 0, 4, 0, 72, 3, 3, 32, 0},
+        {6, 300, 40, 37, -1, 16, 64, 2, 2, 256, 1},  {37, 290, 5, 0, 3, 64, 128, 2, 2, 16, 0},
+        {5, 300, 3, 5, 0, 256, 64, 1, 2, 256, 0},    {4, 270, 0, 250, -1, 1024, 256, 1, 1, 256, 0},
+        {2, 30, 3, 0, 1, 0, 24, 2, 8, 256, 0},
     };
     const int no_sets = refused();
     double check = 0;
