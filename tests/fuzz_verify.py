@@ -1,8 +1,8 @@
-"""Every decision rule and domain against exact rational arithmetic, on matrices that break floating-point reasoning.
+"""Every decision rule, domain and ball against exact rational arithmetic, on matrices that break floating-point reasoning.
 
     python tests/fuzz_verify.py --cases 10000
 
-For each question (rule, threshold, domain): fuzzed matrices and label sets, each verdict compared with an exact rational
+For each question (rule, threshold, domain, ball): fuzzed matrices and label sets, each verdict compared with an exact rational
 oracle, each report proved again; then forged: verdicts reversed, certificates of other sets, changed vectors, radii
 beyond what is possible. A forgery counts as accepted when the checker confirms a claim that is false.
 """
@@ -33,13 +33,15 @@ class Asked(NamedTuple):
     rule: str
     threshold: str  # "half", "number", "per label", "free" or "none"
     domain: str
+    ball: str = "box"
 
     def __str__(self) -> str:
         return ", ".join(part for part in self if part != "none")
 
 
 QUESTIONS = tuple(
-    Asked(rule, threshold, domain)
+    Asked(rule, threshold, domain, ball)
+    for ball in ("box", "l2")
     for domain in ("all", "nonnegative")
     for rule, threshold in (
         ("threshold", "half"),
@@ -73,7 +75,8 @@ class Case(NamedTuple):
 
     def report(self, radius: bool) -> Report:
         """What the verifier says of them."""
-        options = {"rule": self.asked.rule, "threshold": self.threshold, "domain": self.asked.domain}
+        options = {"rule": self.asked.rule, "threshold": self.threshold}
+        options |= {"domain": self.asked.domain, "ball": self.asked.ball}
         return verify(self.weight, self.sets, bias=self.bias, radius=radius, progress=False, **options)
 
 
@@ -204,11 +207,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10_000, help="label sets for each kind of question")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ball", nargs="+", choices=("box", "l2"), default=["box", "l2"], help="only these balls")
     parser.add_argument("--json", metavar="FILE", help="write the counts to this file")
     args = parser.parse_args()
     rows = {}
-    with tqdm(total=args.cases * len(QUESTIONS), unit="case") as bar:
-        for asked in QUESTIONS:
+    questions = [asked for asked in QUESTIONS if asked.ball in args.ball]
+    with tqdm(total=args.cases * len(questions), unit="case") as bar:
+        for asked in questions:
             counts = rows[str(asked)] = campaign(asked, args.cases, args.seed, bar)
             print(f"{asked}: {dict(counts)}", flush=True)
     if args.json:

@@ -35,7 +35,9 @@ def agrees_with_verify(classifier, k, n, least=0, bias=None, **options):
     return report
 
 
-@pytest.mark.parametrize("options", ({}, {"rule": "topk"}, {"threshold": 0.3}, {"domain": "nonnegative"}), ids=str)
+@pytest.mark.parametrize(
+    "options", ({}, {"rule": "topk"}, {"threshold": 0.3}, {"domain": "nonnegative"}, {"ball": "l2"}), ids=str
+)
 def test_plain_matrices(options):
     W = np.random.default_rng(0).standard_normal((9, 3))
     W[4] = W[2]
@@ -51,9 +53,35 @@ def test_one_class_of_a_softmax():
 
 @pytest.mark.parametrize("bias", (None, np.full(9, 0.7), np.linspace(-1, 1, 9)), ids=("none", "constant", "each"))
 @pytest.mark.parametrize("slack", (0, 2))
-def test_dft_heads(bias, slack):
+@pytest.mark.parametrize("ball", ("box", "l2"))
+def test_dft_heads(bias, slack, ball):
     torch.manual_seed(0)
-    agrees_with_verify(sk.DFTHead(9, 9, 2, slack), 3, 9, bias=bias)
+    box = 1e4 if ball == "box" else 100.0  # the bias fits in
+    agrees_with_verify(sk.DFTHead(9, 9, 2, slack), 3, 9, bias=bias, ball=ball, box=box)
+
+
+@pytest.mark.parametrize("codes", (0, 16))
+def test_closed_forms_on_the_l2_ball_bound_the_radii_of_their_sets(codes):
+    torch.manual_seed(0)
+    head = sk.DFTHead(64, 40, 3, 2, codes=codes)
+    report = verify_all(head, 2, ball="l2")
+    assert len(report) == 821 and len(report.groups) == report.proofs and report.check()
+    for labels in ([], [0], [7, 8], [3, 30]):
+        single = verify(head, [labels], ball="l2", radius=True)
+        certificate = report.certificate(labels)
+        proof = prove(report.question, np.array(labels, dtype=np.int64), certificate)
+        assert 0 < proof.lo <= single.radius_hi[0] <= 1 and report.radius_lo <= proof.hi
+
+
+def test_margins_of_all_sets_on_the_l2_ball_with_and_without_their_witnesses():
+    W = np.random.default_rng(0).standard_normal((10, 4))
+    options = {"ball": "l2", "domain": "nonnegative", "rule": "topk", "radius": True}
+    report = agrees_with_verify(W, 2, 10, least=1, **options)
+    possible = report.sets.verdicts == "ARGMAXABLE"
+    lo, hi = report.sets.radius_lo[possible], report.sets.radius_hi[possible]
+    assert np.all(hi - lo <= 1e-6 * hi) and np.all(hi <= 1)
+    few = verify_all(W, 2, witnesses=False, **options)
+    assert few.counts() == report.counts() and few.check().unchecked == possible.sum()
 
 
 def test_a_dft_without_slack_needs_one_proof_for_each_number_of_runs():

@@ -14,18 +14,20 @@ from numpy import ndarray
 
 from ..labels import LabelSets
 from ..validation import check_int
-from .all_sets_report import AllSetsReport, Kept
-from .arrays import namespace
+from .all_sets_report import AllSetsReport
 from .certificate import Verdict
 from .closed_groups import Group, closed_groups, count_runs, sets_with_runs
+from .input_ball import BallName
 from .inputs import as_question, rule_of
 from .label_names import check_names
-from .pipeline import decide
+from .pipeline import check_resources, decide
 from .progress import Progress
 from .question import Question
+from .report_blocks import ReportBlocks
+from .rules import Domain, Rule
 
 BLOCK = 8192  # sets that are decided together
-LARGEST = 4e9  # bytes of witnesses that are kept
+LARGEST = 4e9  # bytes of witnesses that are kept, in a temporary file
 
 
 def verify_all(
@@ -33,15 +35,16 @@ def verify_all(
     k: int,
     bias: Any = None,
     tol: float = 1e-8,
-    box: float = 1e4,
+    box: float | None = None,
     radius: bool = False,
     device: str = "cpu",
     executor: Executor | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
     *,
-    rule: str | None = None,
+    rule: Rule | None = None,
     threshold: Any = None,
-    domain: str = "all",
+    domain: Domain = "all",
+    ball: BallName = "box",
     exactly: bool = False,
     witnesses: bool = True,
     names: Sequence[str] | None = None,
@@ -53,14 +56,14 @@ def verify_all(
     a time.
 
     Args:
-        head_or_matrix, bias, tol, box, device, executor, progress, rule, threshold, domain, names: as of
-            :func:`verify`.
+        head_or_matrix, bias, tol, box, device, executor, progress, rule, threshold, domain, ball, names: as
+            of :func:`verify`.
         k: the most labels of a set. The empty set is among them, except for ``rule="topk"`` and ``"argmax"``, which
             predict at least one label; ``rule="argmax"`` asks for k = 1.
         radius: also close the interval of every radius. Every set is then decided one by one.
         exactly: only the sets of exactly k labels.
-        witnesses: keep an input for every set that was decided one by one and is ``ARGMAXABLE``. With False only the
-            other sets are kept, so that memory does not grow with the number of sets; ``check()`` then proves those alone.
+        witnesses: keep an input for every set that was decided one by one and is ``ARGMAXABLE``, many of them in a
+            temporary file. With False only the other sets are kept; ``check()`` then proves those alone.
 
     Returns:
         An ``AllSetsReport``.
@@ -70,8 +73,10 @@ def verify_all(
         >>> sk.verify_all(W, k=2).counts()["UNARGMAXABLE"]
         2
     """
-    namespace(device if isinstance(device, str) else str(device))  # one that is missing is refused first
-    question, notes = as_question(head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain)
+    device = check_resources(device, executor)
+    question, notes = as_question(
+        head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain, ball
+    )
     sizes = _sizes(question, k, exactly)
     checked_names = check_names(names, question.labels)
     groups, left = _by_closed_forms(question, sizes, radius and question.is_dense)
@@ -87,15 +92,15 @@ def verify_all(
             f"{alone:,} sets are decided one by one, and their proofs take {alone * (8.0 * question.d + 500.0) / 1e9:.0f} "
             "GB: pass witnesses=False, which keeps only those of sets that are not ARGMAXABLE, or ask for a smaller k"
         )
-    kept = Kept(question, witnesses)
+    kept = ReportBlocks(question, witnesses)
     with Progress(progress, alone + sum(group.count for group in groups)) as bar:
         bar.add(sum(group.count for group in groups))
         for active in _blocks(question.labels, left):
             sets = LabelSets(
                 torch.from_numpy(active.ravel()), torch.arange(len(active) + 1) * active.shape[1], question.labels
             )
-            kept.add(decide(question, sets, [], radius=radius, device=device, executor=executor, progress=False))
-            bar.add(len(active))
+            part = decide(question, sets, [], radius=radius, device=device, executor=executor, progress=bar.part())
+            kept.add(part)
     if any(group.verdict == Verdict.THIN for group in groups):
         notes.append("THIN by a closed form for the worst of many sets: single ones may have more room; ask sk.verify")
     return AllSetsReport(question, sizes, groups, kept, notes, checked_names)

@@ -3,86 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from ..labels import LabelSets
 from .certificate import Certificate, Verdict
 from .check import Proof
 from .closed_groups import Group, count_runs, prove_groups
 from .label_names import in_words
 from .question import Question
-from .report import CheckResult, Report, StageReport, verdict_lines
+from .report import CheckResult, verdict_lines
+from .report_blocks import ReportBlocks
 
 SHOWN = 5  # impossible sets in a summary
-
-
-class Kept:
-    """What was decided one by one: lines for a report, and counts of those whose proof was not kept."""
-
-    def __init__(self, question: Question, witnesses: bool):
-        self.question, self.witnesses = question, witnesses
-        self.dropped = 0  # sets that are ARGMAXABLE, with a witness that was proved and not kept
-        self.dropped_radius = math.inf  # the least bound on their radii
-        self._parts: list[Report] = []
-        self._stages: dict[str, StageReport] = {}
-        self._notes: list[str] = []
-
-    def add(self, report: Report) -> None:
-        """Take in the report on a block of sets."""
-        for s in report.stages:
-            old = self._stages.get(s.name, StageReport(s.name, 0, 0, 0.0))
-            self._stages[s.name] = StageReport(
-                s.name, old.taken + s.taken, old.decided + s.decided, old.seconds + s.seconds
-            )
-        self._notes += [note for note in report.notes if note not in self._notes]
-        if not self.witnesses:
-            possible = np.array([v == Verdict.ARGMAXABLE for v in report.verdicts], dtype=bool)
-            self.dropped += int(possible.sum())
-            self.dropped_radius = min(self.dropped_radius, float(np.min(report.radius_lo[possible], initial=math.inf)))
-            report = _lines(report, np.flatnonzero(~possible))
-        if len(report):
-            self._parts.append(report)
-
-    def report(self) -> Report:
-        """One report on all sets that were kept, in the order of their size and labels."""
-        parts = self._parts
-        none = np.empty(0, dtype=object)
-        first = np.cumsum([0, *[len(p._certificates) for p in parts]])
-        return Report(
-            self.question,
-            LabelSets.cat([p.sets for p in parts]) if parts else LabelSets.from_lists([], self.question.labels),
-            np.concatenate([none, *[p.verdicts for p in parts]]),
-            np.concatenate([np.empty(0), *[p.radius_lo for p in parts]]),
-            np.concatenate([np.empty(0), *[p.radius_hi for p in parts]]),
-            [c for p in parts for c in p._certificates],
-            np.concatenate(
-                [np.empty(0, dtype=np.int64), *[p._proof_of + a for p, a in zip(parts, first, strict=False)]]
-            ),
-            np.concatenate([none, *[p.stage for p in parts]]),
-            list(self._stages.values()),
-            self._notes,
-        )
-
-
-def _lines(report: Report, which: ndarray) -> Report:
-    """The report on some of its sets, with their certificates alone."""
-    return Report(
-        report.question,
-        LabelSets.from_lists([report.sets[int(i)].tolist() for i in which], report.question.labels),
-        report.verdicts[which],
-        report.radius_lo[which],
-        report.radius_hi[which],
-        [report.certificate(int(i)) for i in which],
-        np.arange(len(which)),
-        report.stage[which],
-        report.stages,
-        report.notes,
-    )
 
 
 class AllSetsReport:
@@ -106,7 +41,7 @@ class AllSetsReport:
         question: Question,
         sizes: range,
         groups: list[Group],
-        kept: Kept,
+        kept: ReportBlocks,
         notes: list[str],
         names: tuple[str, ...] | None = None,
     ):

@@ -83,17 +83,22 @@ def _reflect(
 
 
 def _inputs(question: Question, x: np.ndarray, middle: np.ndarray, actives: list[np.ndarray]) -> np.ndarray:
-    """Points [p, inputs] scaled into the box, each with the feature of a threshold between the two groups of logits.
+    """Points [p, inputs] scaled into the ball, each with the feature of a threshold between the two groups of logits.
 
-    ``middle`` [p]: that threshold without a bias; beside a bias it is found again from the logits in the box.
+    ``middle`` [p]: that threshold without a bias; beside a bias it is found again from the logits in the ball.
     """
+    x = x.astype(np.float64)
     points = np.zeros((len(x), question.d))
-    reach = np.maximum(np.max(np.abs(x), axis=1), np.sqrt(np.einsum("ij,ij->i", x, x)) / 2)
-    factor = question.box / reach
-    points[:, : question.inputs] = x * factor[:, None]
+    points[:, : question.inputs] = x
+    points[:, -1] = -middle / question.threshold_unit
+    if question.ball.name == "l2":
+        points = question.ball.scaled(points)
+    else:
+        reach = np.maximum(np.max(np.abs(x), axis=1), np.sqrt(np.einsum("ij,ij->i", x, x)) / 2)
+        points *= (question.box / reach)[:, None]
     if question.bias is None:
-        points[:, -1] = -middle * factor / question.threshold_unit
         return points
+    points[:, -1] = 0.0
     logits = question.logits(points)
     for row, active in enumerate(actives):
         low, rest = float(np.min(logits[row, active])), logits[row].copy()

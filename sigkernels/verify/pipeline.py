@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from ..codes import guaranteed_size
 from ..labels import LabelSets
@@ -99,11 +98,7 @@ def verify(
         >>> bool(report.check())
         True
     """
-    if executor is not None and not hasattr(executor, "submit"):
-        raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
-    if not isinstance(device, str):
-        device = str(device)
-    namespace(device)  # one that is missing is refused before anything else
+    device = check_resources(device, executor)
     decision = rule_of(head_or_matrix, rule, threshold)
     question, notes = as_question(head_or_matrix, bias, tol, box, decision, domain, ball)
     if not question.is_dense:
@@ -117,6 +112,14 @@ def verify(
     report = decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
     report.names = checked_names
     return report
+
+
+def check_resources(device: Any, executor: Any) -> str:
+    """The name of the device; one that is missing and what is no executor are refused before anything else."""
+    if executor is not None and not hasattr(executor, "submit"):
+        raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
+    namespace(str(device))
+    return str(device)
 
 
 def decide(
@@ -158,33 +161,6 @@ def decide(
         if radius and solvers:
             stages += _close_radii(ledger, xp, executor)
     return Report.from_ledger(question, given, inverse, ledger, stages, notes)
-
-
-def verify_classes(
-    head_or_matrix: Any,
-    bias: Any = None,
-    tol: float = 1e-8,
-    box: float | None = None,
-    device: str = "cpu",
-    executor: Executor | None = None,
-    progress: bool | Callable[[int, int], None] | None = None,
-    *,
-    names: Sequence[str] | None = None,
-) -> Report:
-    """Decide for every class of a softmax whether it can ever win, with a proof for each: tokens no input produces.
-
-    The same as ``verify`` with ``rule="argmax"`` and one set for each label; line i of the report is class i. Logits are
-    made for a few hundred classes at a time: beside W and the proofs, memory does not grow with the number of classes.
-
-    Example:
-        >>> W = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [0.1, 0.1]])  # the last lies inside the hull of the others
-        >>> sk.verify_classes(W).verdicts
-        array([ARGMAXABLE, ARGMAXABLE, ARGMAXABLE, UNARGMAXABLE], dtype=object)
-    """
-    layer = getattr(head_or_matrix, "weight", head_or_matrix)
-    count = getattr(head_or_matrix, "num_labels", None) or len(getattr(head_or_matrix, "coef_", layer))
-    every = LabelSets(torch.arange(count), torch.arange(count + 1), count)
-    return verify(head_or_matrix, every, bias, tol, box, False, device, executor, progress, rule="argmax", names=names)
 
 
 def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:

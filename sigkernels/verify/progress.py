@@ -45,3 +45,14 @@ class Progress:
             self.callback(self.done, self.total)
         if self.bar is not None:
             self.bar.update(count)
+
+    def part(self) -> Callable[[int, int], None]:
+        """The progress of a verification that is part of this one."""
+        before = 0
+
+        def advance(done: int, _total: int) -> None:
+            nonlocal before
+            self.add(done - before)
+            before = done
+
+        return advance

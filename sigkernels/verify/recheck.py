@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ class Lines(NamedTuple):
     radius_lo: ndarray  # [m]
     radius_hi: ndarray  # [m]
     proof_of: ndarray  # [m] numbers of certificates
-    certificates: list[Certificate]
+    certificates: Sequence[Certificate]
 
     def certificate(self, i: int) -> Certificate:
         """The certificate of line i; one that proves nothing where it names none."""

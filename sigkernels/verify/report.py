@@ -117,7 +117,7 @@ class Report:
         verdicts: ndarray,
         radius_lo: ndarray,
         radius_hi: ndarray,
-        certificates: list[Certificate],
+        certificates: Sequence[Certificate],
         proof_of: ndarray,
         stage: ndarray,
         stages: list[StageReport],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,8 @@ import torch
 from numpy import ndarray
 
 from ..labels import LabelSets
-from .certificate import Certificate, Verdict
+from .certificate import Verdict
+from .certificate_store import numbers_below, pack_certificates, unpack_certificates
 from .files import write_arrays
 from .input_ball import BALLS
 from .inputs import DOMAINS, as_numpy, as_question, checked_question
@@ -25,14 +24,11 @@ from .report import Report, StageReport
 from .rules import DecisionRule
 
 FORMAT = 4
-VECTORS = ("witness", "support", "multipliers", "roots")  # of a certificate
 LINES = ("verdicts", "radius_lo", "radius_hi", "proof_of", "stage")  # one entry per label set
 
 
 def save_report(report: Report, path: str | Path, matrix: bool) -> None:
     """Write a report; ``matrix``: with W and the bias."""
-    bounds = [(i, c.bounds) for i, c in enumerate(report._certificates) if c.bounds is not None]
-    certificates = report._certificates + [c for _, c in bounds]
     arrays: dict[str, ndarray] = {
         "indices": report.sets.indices.numpy(),
         "offsets": report.sets.offsets.numpy(),
@@ -41,11 +37,8 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
         "radius_hi": report.radius_hi,
         "proof_of": report._proof_of,
         "stage": np.array([str(v) for v in report.stage], dtype="U16"),
-        "kinds": np.array([c.kind for c in certificates], dtype="U12"),
-        "bounds_of": np.array([i for i, _ in bounds], dtype=np.int64),
+        **pack_certificates(report._certificates),
     }
-    for name in VECTORS:
-        arrays.update(_pack(name, [getattr(c, name) for c in certificates]))
     p = report.question
     if matrix:
         arrays["weight"] = p.stored
@@ -126,7 +119,7 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
                 raise ValueError(f"{name} has shape {data[name].shape} for {len(sets)} label sets")
         verdicts = np.empty(len(sets), dtype=object)
         verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
-        certificates = _certificates(data)
+        certificates = unpack_certificates(data)
         report = Report(
             question,
             sets,
@@ -134,7 +127,7 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
             data["radius_lo"].astype(np.float64, casting="safe"),
             data["radius_hi"].astype(np.float64, casting="safe"),
             certificates,
-            _numbers_below(len(certificates), "proof_of", data["proof_of"]),
+            numbers_below(len(certificates), "proof_of", data["proof_of"]),
             data["stage"].astype(object),
             [StageReport(str(name), int(taken), int(decided), float(s)) for name, taken, decided, s in meta["stages"]],
             [str(note) for note in meta["notes"]],
@@ -164,61 +157,3 @@ def _arrays(path: str | Path) -> dict[str, ndarray]:
             return {name: a for name, a in file.items() if isinstance(a, ndarray)}
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError):
         raise ValueError(f"{path} is not a verification report: it is damaged, or another kind of file") from None
-
-
-def _numbers_below(count: int, name: str, values: ndarray) -> ndarray:
-    if values.ndim != 1 or values.dtype.kind not in "iu" or np.any((values < 0) | (values >= count)):
-        raise ValueError(f"{name} must hold numbers from 0 to {count - 1}")
-    return values.astype(np.int64)
-
-
-def _certificates(data: dict[str, ndarray]) -> list[Certificate]:
-    """The certificates; the last ones bound the radius more closely for some of the others."""
-    kinds = [str(kind) for kind in data["kinds"]]
-    columns = [_unpack(name, data, len(kinds)) for name in VECTORS]
-    every = [Certificate(*fields) for fields in zip(kinds, *columns, strict=True)]
-    proofs = len(kinds) - len(data["bounds_of"])
-    out = every[: max(0, proofs)]
-    bounds_of = _numbers_below(len(out), "bounds_of", data["bounds_of"])
-    for i, inner in zip(bounds_of.tolist(), every[len(out) :], strict=True):
-        out[i] = replace(out[i], bounds=inner)
-    return out
-
-
-def _pack(name: str, column: list[ndarray | None]) -> dict[str, ndarray]:
-    """A column of vectors (or None) as flat arrays; Fractions as text, hexadecimal since digits are many."""
-    lengths = np.array([-1 if v is None else len(v) for v in column], dtype=np.int64)
-    exact = np.array([v is not None and v.dtype == object for v in column], dtype=bool)
-    numbers = [v for v, e in zip(column, exact, strict=True) if v is not None and not e]
-    fractions = [f for v, e in zip(column, exact, strict=True) if v is not None and e for f in v]
-    texts = [f"{f.numerator:#x}/{f.denominator:#x}" for f in fractions]
-    flat = np.concatenate(numbers) if numbers else np.zeros(0)
-    return {
-        f"{name}_lengths": lengths,
-        f"{name}_exact": exact,
-        f"{name}_values": flat,
-        f"{name}_text": np.frombuffer("\n".join(texts).encode(), dtype=np.uint8),
-    }
-
-
-def _unpack(name: str, data: dict[str, ndarray], count: int) -> list[ndarray | None]:
-    lengths, exact, flat = data[f"{name}_lengths"], data[f"{name}_exact"], data[f"{name}_values"]
-    texts = bytes(data[f"{name}_text"]).decode().split()
-    if lengths.shape != (count,) or exact.shape != (count,) or flat.ndim != 1:
-        raise ValueError(f"{name} does not have one vector for each of the {count} certificates")
-    exact_at = at = 0
-    out: list[ndarray | None] = []
-    for i in range(count):
-        length = int(lengths[i])
-        if length < 0:
-            out.append(None)
-        elif exact[i]:
-            part = texts[exact_at : exact_at + length]
-            out.append(np.array([Fraction(*(int(v, 0) for v in text.split("/"))) for text in part], dtype=object))
-            exact_at += length
-        else:
-            out.append(flat[at : at + length].copy())
-            at += length
-    if (exact_at, at) != (len(texts), len(flat)):
-        raise ValueError(f"the vectors of {name} do not have the lengths they should")
-    return out

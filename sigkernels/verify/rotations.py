@@ -1,7 +1,8 @@
 """Label sets of a DFT head that are rotations of each other: one of them decides all.
 
 Rotating the labels of a set by s rotates every pair of features ``(x_{2j-1}, x_{2j})`` by the angle ``2πjs/n``: the logits
-move along, and the length of each pair stays. So where no pair is longer than the box, one input stands for n sets.
+move along, and the length of each pair stays. So where no pair is longer than the box, one input stands for n sets; in the
+l2 ball any input does.
 Slack columns and codes get features of 0 and count by the length of their rows alone.
 """
 
@@ -46,9 +47,11 @@ def representative_of(active: ndarray, n: int) -> tuple[int, ...]:
 
 
 def notch_inputs(question: Question, active: ndarray) -> ndarray:
-    """Inputs [m, 2k+1] that predict sets [m, r] of at most k runs, with every rotation of them in the box."""
+    """Inputs [m, 2k+1] that predict sets [m, r] of at most k runs, with every rotation of them in the ball."""
     x = np.array([notch_polynomial(labels, question.n, question.k) for labels in active])
     x = x.reshape(len(active), question.dft_columns)
+    if question.ball.name == "l2":
+        return question.ball.scaled(x) * (1.0 - 1e-12)
     pairs = np.hypot(x[:, 1::2], x[:, 2::2])
     longest = np.max(np.column_stack([np.abs(x[:, 0]), pairs]), axis=1)
     return x * (question.box * (1.0 - 1e-12) / longest)[:, None]
