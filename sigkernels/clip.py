@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .head_base import Head
 from .validation import is_distributed
 
 
+@torch.no_grad()
 def clip_grad_norm_(
     model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_`` of a whole model whose heads may be sharded over processes.
+    """``torch.nn.utils.clip_grad_norm_`` of a whole model of which some parameters are DTensors and others are not.
 
-    A rank holds the gradients of its own labels only, so that torch's function finds another norm on every rank and
-    scales the ranks' copies of the encoder apart. This one counts every label once. Every rank of the heads' process
-    groups has to call it.
+    torch's function takes parameters of one kind and one device mesh, and refuses an encoder of plain tensors with a
+    sharded head behind it. This one counts every parameter once, and every rank gets the same norm. All ranks have to
+    call it.
 
     Returns:
         The norm before clipping, ``[]``, the same on every rank.
@@ -31,20 +31,23 @@ def clip_grad_norm_(
         torch.Size([])
     """
     parameters = list(model.parameters())
-    heads = [module for module in model.modules() if isinstance(module, Head)]
-    sharded = [(head.shard, head.sharded_parameters()) for head in heads if head.shard is not None]
-    own = {id(p) for _, part in sharded for p in part}
-    norms = [_norm([p for p in parameters if id(p) not in own], norm_type)]
-    norms += [shard.norm(_norm(part, norm_type), norm_type) for shard, part in sharded]
-    total = torch.linalg.vector_norm(torch.stack([norm.to(norms[-1].device) for norm in norms]), norm_type)
+    groups: dict[Any, list[Tensor]] = {None: []}  # by device mesh
+    for p in parameters:
+        if p.grad is not None:
+            groups.setdefault(getattr(p.grad, "device_mesh", None), []).append(p.grad)
+    device = parameters[0].device if parameters else None
+    norms = [_whole(nn.utils.get_total_norm(grads, norm_type)).to(device) for grads in groups.values()]
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(f"the norm of order {norm_type} of the gradients is {float(total)}; nothing was clipped")
-    nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for grads in groups.values():
+        for grad in grads:
+            own = grad.to_local() if is_distributed(grad) else grad  # type: ignore[attr-defined]
+            own.mul_(factor.to(own.device))
     return total
 
 
-def _norm(parameters: list[nn.Parameter], order: float) -> Tensor:
-    """The norm of all their gradients; a DTensor's is that of the whole tensor."""
-    norm: Any = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], order)
-    norm = norm.full_tensor() if is_distributed(norm) else norm
-    return norm.to(parameters[0].device) if parameters else norm
+def _whole(norm: Any) -> Tensor:
+    """The norm of gradients that are DTensors is one itself."""
+    return norm.full_tensor() if is_distributed(norm) else norm

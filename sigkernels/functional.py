@@ -14,6 +14,7 @@ from .layer import Layer
 from .losses import BCE, ColumnLoss, ElementwiseLoss, Loss, Reduction
 from .ops import lml, lml_nll, smooth_topk_svm, truncated_topk_entropy
 from .partial_labels import check_partial_targets
+from .sharding import LabelShard
 
 __all__ = [
     "dft_logits",
@@ -155,17 +156,28 @@ def linear_topk(
 
 
 def layer_loss(
-    x: Tensor, flat: Tensor, layer: Layer, targets: Any, loss: Loss, reduction: Reduction, unknown: Any = None
+    x: Tensor,
+    flat: Tensor,
+    layer: Layer,
+    targets: Any,
+    loss: Loss,
+    reduction: Reduction,
+    unknown: Any = None,
+    shard: LabelShard | None = None,
 ) -> Tensor:
-    """The loss of a layer whose input ``x [..., D]`` was checked, and flattened to ``flat [B, D]``."""
+    """The loss of a layer whose input ``x [..., D]`` was checked, and flattened to ``flat [B, D]``.
+
+    ``shard``: the layer holds the labels of this rank, and the loss is that of all ranks' labels.
+    """
     validation.check_reduction(reduction)
     validation.check_loss(loss, layer.num_labels, x.device)
     if unknown is not None:
-        return _partial_loss(x, flat, layer, targets, loss, reduction, unknown)
+        value = _partial_loss(x, flat, layer, targets, loss, reduction, unknown)
+        return value if shard is None else shard.sum(value)
     y = validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device)
     if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:  # sets keep global labels, arrays do not
         y = y[:, layer.labels]
-    value = ops.layer_loss(flat, layer, y, loss, reduction)
+    value = ops.layer_loss(flat, layer, y, loss, reduction, shard)
     return value.reshape(x.shape[:-1]) if reduction == "none" else value
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import functional, ops, validation
 from .labels import LabelSets
 from .layer import Layer
-from .losses import BCE, ColumnLoss, Loss, Reduction, RowLoss
+from .losses import BCE, Loss, Reduction
 from .prior import Prior
 from .sharding import LabelShard
 from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold
@@ -64,6 +64,14 @@ class Head(nn.Module):
         """``features`` without the checks."""
         raise NotImplementedError
 
+    def _call_projection(self, proj: nn.Module, h: Tensor) -> Tensor:
+        """``proj(h)``; on a mesh with data parallel ranks its gradients are their mean."""
+        shard = self.shard
+        if shard is None or not shard.data_groups:
+            return proj(h)
+        means = {name: shard.data_mean(p) for name, p in proj.named_parameters()}
+        return torch.func.functional_call(proj, means, (h,))
+
     def _plain_logits(self, x: Tensor) -> Tensor:
         """Logits of features by torch's own operators, with the whole classifier matrix in memory."""
         raise NotImplementedError
@@ -77,13 +85,58 @@ class Head(nn.Module):
         if isinstance(log_odds, float):
             bias.fill_(log_odds)
         else:
-            bias.copy_(log_odds if self.shard is None else log_odds[self.shard.start : self.shard.stop])
+            bias.copy_(log_odds if self.shard is None else self.shard.distribute(self._own_labels(log_odds).to(bias)))
 
-    def sharded_parameters(self) -> list[nn.Parameter]:
-        """The parameters of which each rank of a sharded head holds its own labels' rows: all but the projection's."""
+    def _label_parameter(self, *columns: int, device: Any, dtype: torch.dtype | None) -> Tensor:
+        """An empty ``[n, *columns]``; of a sharded head a DTensor, of which each rank holds the rows of its labels."""
         if self.shard is None:
-            return []
-        return [p for name, p in self.named_parameters() if not name.startswith("proj.")]
+            return torch.empty(self.num_labels, *columns, device=device, dtype=dtype)
+        return self.shard.distribute(torch.empty(self.shard.rows, *columns, device=device, dtype=dtype))
+
+    def _draw(self, parameter: Tensor, bound: float) -> None:
+        """Draws a parameter with a row for each label uniformly in ±bound."""
+        if self.shard is None:
+            nn.init.uniform_(parameter, -bound, bound)
+        else:
+            self.shard.draw(parameter, bound)
+
+    def _own_labels(self, whole: Tensor) -> Tensor:
+        """The entries of this rank's labels."""
+        return whole if self.shard is None else whole[self.shard.start : self.shard.stop]
+
+    def _own_rows(self, name: str) -> Any:
+        """A parameter with a row for each label, as the kernels take it: the rows of this rank's labels."""
+        parameter = getattr(self, name)
+        return parameter if self.shard is None or parameter is None else self.shard.own(name, parameter)
+
+    def _whole(self, name: str) -> Tensor:
+        """A parameter with a row for each label, of all labels: gathered where the head is sharded."""
+        if self.shard is None:
+            parameter = getattr(self, name).detach()
+            check_memory(name, parameter)
+            return parameter
+        return self.shard.gather(self._own_rows(name).detach(), 0)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Takes whole tensors, too, into a sharded head: of another number of ranks, or of one process."""
+        shard = self.shard
+        if shard is not None:
+            state_dict = dict(state_dict)  # the caller's still belongs to the caller
+            for name in self._label_parameters():
+                whole = state_dict.get(prefix + name)
+                if whole is None or validation.is_distributed(whole):
+                    continue
+                if whole.shape[0] != self.num_labels:
+                    errors = args[-1]
+                    errors.append(
+                        f"{prefix + name} has {whole.shape[0]} rows for num_labels = {self.num_labels}; "
+                        "give the state dict of a whole layer, or load a checkpoint of torch.distributed.checkpoint"
+                    )
+                    state_dict[prefix + name] = getattr(self, name)
+                else:
+                    own = self._own_labels(whole).to(getattr(self, name).device)
+                    state_dict[prefix + name] = shard.distribute(own)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def features(self, h: Tensor) -> Tensor:
         """The input of the classifier matrix, ``[..., D]``."""
@@ -258,13 +311,7 @@ class Head(nn.Module):
     def _loss(self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction, unknown: Any) -> Tensor:
         self._check_batches("loss", h, targets, (loss, reduction, unknown))
         x, flat, layer = self._flat(h)
-        if self.shard is not None and isinstance(loss, (ColumnLoss, RowLoss)):
-            raise ValueError(
-                f"{type(loss).__name__} needs all labels of a row or a batch at once, and this head keeps its labels on "
-                f"{self.shard.world} ranks; use a loss over single labels such as BCE(), or take the logits head(h)"
-            )
-        value = functional.layer_loss(x, flat, layer, targets, loss, reduction, unknown)
-        return value if self.shard is None else self.shard.sum(value)
+        return functional.layer_loss(x, flat, layer, targets, loss, reduction, unknown, self.shard)
 
     def _topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
         self._check_batches("topk", h, settings=m)
@@ -278,8 +325,7 @@ class Head(nn.Module):
     def _predict(self, h: Tensor, bound: float | Tensor) -> LabelSets:
         self._check_batches("predict", h, settings=bound)
         _, flat, layer = self._flat(h)
-        own = bound[layer.labels] if isinstance(bound, Tensor) else bound
-        sets = ops.predict(flat, layer, own)
+        sets = ops.predict(flat, layer, self._own_labels(bound) if isinstance(bound, Tensor) else bound)
         return sets if self.shard is None else self.shard.merge_sets(sets)
 
     def _check_batches(self, verb: str, h: Tensor, targets: Any = None, settings: Any = None) -> None:

@@ -18,12 +18,10 @@ from .guarantee import BOX, Guarantee, guarantee
 from .head_base import Head
 from .layer import Layer, LayerMeta
 from .prior import Prior, log_odds
-from .sharding import LabelShard
+from .sharding import LabelShard, label_shard
 from .validation import check_int, check_memory, check_number
 
 __all__ = ["DFTHead", "Head", "LinearHead"]
-
-_DRAW_ROWS = 65536  # labels whose slack is drawn at a time
 
 
 class DFTHead(Head):
@@ -46,10 +44,11 @@ class DFTHead(Head):
         prior: where the labels start: the LabelSets of the training examples, a tensor of frequencies ``[n]``, or how
             many labels are active on average; see ``init_prior``. ``"paper"``, the default, knows none of these and
             takes k for the number of active labels; ``None`` starts at torch's own initialisation.
-        process_group: keep only a range of the labels on each rank of this ``torch.distributed`` group. All ranks
-            call every verb with the same batch and get the same results (``check_batches = True`` compares the batches);
-            ``slack_weight`` and ``bias`` hold the own labels. Clip gradients with ``sigkernels.clip_grad_norm_``.
-            ``state_dict`` and ``weight_matrix`` gather the whole layer, and a state dict loads on any number of ranks.
+        device_mesh: shard the labels over the ranks of this ``DeviceMesh``: its only dimension, or the one that is named
+            ``"labels"``, beside which all others are data parallel. ``slack_weight`` and ``bias`` are DTensors with
+            placement ``Shard(0)``. Ranks along ``"labels"`` call every verb with the same batch and get the same results
+            (``check_batches = True`` compares the batches). Clip gradients with ``sigkernels.clip_grad_norm_``.
+        process_group: the same for a ``torch.distributed`` group, all of whose ranks share the labels.
 
     Example:
         >>> head = sk.DFTHead(in_features=64, num_labels=1000, k=3, slack=8)
@@ -71,7 +70,7 @@ class DFTHead(Head):
     codes: int
     proj: nn.Linear
     shard: LabelShard | None
-    slack_weight: nn.Parameter  # [n, slack], or the rows of this rank
+    slack_weight: nn.Parameter  # [n, slack]
     bias: nn.Parameter | None  # [n]
 
     def __init__(
@@ -84,6 +83,7 @@ class DFTHead(Head):
         codes: int = 0,
         bias: bool = False,
         prior: Prior | Literal["paper"] | None = "paper",
+        device_mesh: Any = None,
         process_group: Any = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -101,12 +101,12 @@ class DFTHead(Head):
                 "every feature vector, so the guarantee that every set of k labels can be predicted does not hold",
                 stacklevel=2,
             )
+        self.shard = label_shard(num_labels, device_mesh, process_group, device)
+        device = _device(self.shard, device)
         self.proj = nn.Linear(in_features, self.width, device=device, dtype=dtype)
-        self.shard = None if process_group is None else LabelShard(num_labels, process_group)
-        rows = num_labels if self.shard is None else self.shard.stop - self.shard.start
-        empty = torch.empty(rows, slack, device=device, dtype=dtype)
+        empty = self._label_parameter(slack, device=device, dtype=dtype)
         self.slack_weight = nn.Parameter(empty, requires_grad=slack > 0)  # FSDP fails on gradients without entries
-        self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
+        self.bias = nn.Parameter(self._label_parameter(device=device, dtype=dtype)) if bias else None
         self._log_odds = None if prior is None else self._prior_log_odds(prior)
         self.reset_parameters()
 
@@ -122,13 +122,11 @@ class DFTHead(Head):
         Projection and slack are drawn as ``nn.Linear`` draws them; the labels start at the prior.
         """
         self.proj.reset_parameters()
-        bound = 1 / math.sqrt(max(self.slack, 1))
-        if self.shard is None:
-            nn.init.uniform_(self.slack_weight, -bound, bound)
-        else:
-            self._draw_own_labels(self.shard, bound)
+        self._draw(self.slack_weight, 1 / math.sqrt(max(self.slack, 1)))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+        if self.shard is not None:
+            self.shard.broadcast(self)
         self._start_at_prior()
 
     @torch.no_grad()
@@ -159,20 +157,6 @@ class DFTHead(Head):
             self.proj.bias[0] = math.sqrt(self.num_labels) * self._log_odds
         else:
             self._set_label_bias(self.bias, self._log_odds)
-
-    def _draw_own_labels(self, shard: LabelShard, bound: float) -> None:
-        for tensor in self.proj.parameters():
-            shard.broadcast(tensor)
-        # Draw everybody's labels and keep the own.
-        for count, keep in (
-            (shard.start, False),
-            (len(self.slack_weight), True),
-            (self.num_labels - shard.stop, False),
-        ):
-            for at in range(0, count, _DRAW_ROWS):
-                rows = self.slack_weight[at : at + _DRAW_ROWS]
-                target = rows if keep else rows.new_empty(min(_DRAW_ROWS, count - at), self.slack)
-                target.uniform_(-bound, bound)
 
     @classmethod
     def from_spmlbl(cls, state_dict: Mapping[str, Tensor], k: int) -> DFTHead:
@@ -244,7 +228,7 @@ class DFTHead(Head):
     def _project(self, h: Tensor) -> Tensor:
         proj = self.proj
         self._check_projection(proj, h, self.width)
-        return proj(h)
+        return self._call_projection(proj, h)
 
     def _plain_logits(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self._matrix(self.slack_weight, x.dtype), self.bias)
@@ -254,12 +238,14 @@ class DFTHead(Head):
         if self.shard is not None:
             x = self.shard.share(x)
         start = 0 if self.shard is None else self.shard.start
-        layer = Layer(self.slack_weight, self.bias, LayerMeta(self.num_labels, self.k, start, self.codes))
+        meta = LayerMeta(self.num_labels, self.k, start, self.codes)
+        layer = Layer(self._own_rows("slack_weight"), self._own_rows("bias"), meta)
         return x, *validation.check_input(x, layer, "slack_weight")
 
     def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        rows = self.num_labels if self.shard is None else self.shard.stop - self.shard.start
-        return _present(slack_weight=(self.slack_weight, (rows, self.slack)), bias=(self.bias, (rows,)))
+        rows = self.num_labels if self.shard is None else self.shard.rows
+        slack, bias = self._own_rows("slack_weight"), self._own_rows("bias")
+        return _present(slack_weight=(slack, (rows, self.slack)), bias=(bias, (rows,)))
 
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W = [W_dft | C | S]``, ``[n, 2k+1+codes+slack]``; the fixed parts are made in float64 and rounded once."""
@@ -270,14 +256,13 @@ class DFTHead(Head):
         codes = code_matrix(self.num_labels, self.codes, dtype, slack.device)
         return torch.cat([dft, codes, slack.to(dtype)], dim=1)
 
-    def _whole(self, name: str) -> Tensor:
-        """A parameter with a row for each label, of all labels."""
-        parameter = getattr(self, name).detach()
-        check_memory(name, parameter)
-        return parameter if self.shard is None else self.shard.gather(parameter, 0)
-
     def label_bias(self) -> Tensor | None:
         return None if self.bias is None else self._whole("bias")
+
+    def _largest(self, values: Tensor) -> float:
+        """The largest of this rank's labels' numbers, none of which is below 0, over all ranks; 0 for none."""
+        largest = values.max() if values.numel() else values.new_zeros(())
+        return float(largest if self.shard is None else self.shard.maximum(largest))
 
     def guarantee(self, size: int, box: float = BOX) -> Guarantee:
         """What is promised for every set of ``size`` labels, in closed form: no training can take it away.
@@ -288,8 +273,10 @@ class DFTHead(Head):
         size = check_int("size", size, 0)
         if size > self.num_labels:
             raise ValueError(f"size = {size} is more than the {self.num_labels} labels there are")
-        slack, bias = self._whole("slack_weight").to(torch.float64), self.label_bias()
-        learned = float(slack.square().sum(1).max()) if slack.numel() else 0.0
+        parts = {name: part.detach() for name, (part, _) in self._label_parameters().items()}
+        for name, part in parts.items():
+            check_memory(name, part)
+        learned = self._largest(parts["slack_weight"].to(torch.float64).square().sum(1))
         fixed = (2 * self.k + 1) / self.num_labels + (1.0 if self.codes else 0.0)  # squared norms of the rows
         found = guarantee(
             size,
@@ -298,7 +285,7 @@ class DFTHead(Head):
             codes=self.codes,
             slack=self.slack,
             max_norm=math.sqrt(fixed + learned),
-            max_bias=0.0 if bias is None else float(bias.abs().max()),
+            max_bias=self._largest(parts["bias"].abs()) if "bias" in parts else 0.0,
             box=check_number("box", box),
         )
         if found.predictable and self.in_features < self.width:
@@ -310,30 +297,6 @@ class DFTHead(Head):
                 found, predictable=False, radius=0.0, source="none", reachable_in_float32=False, reason=reason
             )
         return found
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.shard is not None:
-            for name in self._label_parameters():
-                destination[prefix + name] = self._whole(name)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        if self.shard is not None:
-            state_dict = dict(state_dict)  # the caller's still belongs to the caller
-            for name, (own, _) in self._label_parameters().items():
-                whole = state_dict.get(prefix + name)
-                if whole is None:
-                    continue
-                if whole.shape[0] != self.num_labels:
-                    errors = args[-1]
-                    errors.append(
-                        f"{prefix + name} has {whole.shape[0]} rows for num_labels = {self.num_labels}; "
-                        "give the state dict of a whole layer, as head.state_dict() makes it on any number of ranks"
-                    )
-                    state_dict[prefix + name] = own
-                else:
-                    state_dict[prefix + name] = whole[self.shard.start : self.shard.stop]
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return (
@@ -351,6 +314,7 @@ class LinearHead(Head):
         bottleneck: ``None`` for one full linear layer, or the width ``d`` of the bottleneck.
         bias: a bias for each label; by default the full layer has one and the bottlenecked has none.
         prior: where the labels start, as for ``init_prior``; needs a bias. ``None``: torch's own initialisation.
+        device_mesh, process_group: shard the labels over ranks, as for ``DFTHead``; ``weight`` and ``bias`` are DTensors.
 
     Example:
         >>> head = sk.LinearHead(in_features=64, num_labels=1000, bottleneck=16)
@@ -375,6 +339,8 @@ class LinearHead(Head):
         *,
         bias: bool | None = None,
         prior: Prior | None = None,
+        device_mesh: Any = None,
+        process_group: Any = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -383,26 +349,34 @@ class LinearHead(Head):
         bottleneck = None if bottleneck is None else check_int("bottleneck", bottleneck, 1)
         validation.check_dtype(dtype)
         self.in_features, self.num_labels, self.bottleneck = in_features, num_labels, bottleneck
+        self.shard = label_shard(num_labels, device_mesh, process_group, device)
+        device = _device(self.shard, device)
         width = in_features if bottleneck is None else bottleneck
         self.proj = None if bottleneck is None else nn.Linear(in_features, bottleneck, device=device, dtype=dtype)
-        self.weight = nn.Parameter(torch.empty(num_labels, width, device=device, dtype=dtype))
+        self.weight = nn.Parameter(self._label_parameter(width, device=device, dtype=dtype))
         has_bias = bottleneck is None if bias is None else bias
-        self.bias = nn.Parameter(torch.empty(num_labels, device=device, dtype=dtype)) if has_bias else None
+        self.bias = nn.Parameter(self._label_parameter(device=device, dtype=dtype)) if has_bias else None
         self._log_odds: Tensor | float | None = None
         self.reset_parameters()
         if prior is not None:
             self.init_prior(prior)
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws all parameters as ``nn.Linear`` does; the labels start at their prior, if one was given."""
+        """Draws all parameters as ``nn.Linear`` does; the labels start at their prior, if one was given.
+
+        With one seed, the same on any number of ranks.
+        """
         if self.proj is not None:
             self.proj.reset_parameters()
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        gain = nn.init.calculate_gain("leaky_relu", math.sqrt(5))  # as kaiming_uniform_(a=√5), to the last bit
+        self._draw(self.weight, math.sqrt(3.0) * (gain / math.sqrt(self.weight.shape[1])))
         if self.bias is not None:
-            bound = 1 / math.sqrt(self.weight.shape[1])
-            nn.init.uniform_(self.bias, -bound, bound)
-            if self._log_odds is not None:
-                self._set_label_bias(self.bias, self._log_odds)
+            self._draw(self.bias, 1 / math.sqrt(self.weight.shape[1]))
+        if self.shard is not None:
+            self.shard.broadcast(self)
+        if self.bias is not None and self._log_odds is not None:
+            self._set_label_bias(self.bias, self._log_odds)
 
     @torch.no_grad()
     def init_prior(self, labels: Prior) -> None:
@@ -422,26 +396,29 @@ class LinearHead(Head):
         if proj is None:
             return h
         self._check_projection(proj, h, self.bottleneck or self.in_features)
-        return proj(h)
+        return self._call_projection(proj, h)
 
     def _plain_logits(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
 
     def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
         x = self.features(h)
-        return x, *validation.check_linear_layer(x, self.weight, self.bias)
+        if self.shard is None:
+            return x, *validation.check_linear_layer(x, self.weight, self.bias)
+        x = self.shard.share(x)
+        meta = LayerMeta(self.num_labels, -1, self.shard.start)
+        return x, *validation.check_input(x, Layer(self._own_rows("weight"), self._own_rows("bias"), meta), "weight")
 
     def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-        rows = self.num_labels
-        return _present(weight=(self.weight, (rows, self.bottleneck or self.in_features)), bias=(self.bias, (rows,)))
+        rows, width = self.num_labels if self.shard is None else self.shard.rows, self.bottleneck or self.in_features
+        return _present(weight=(self._own_rows("weight"), (rows, width)), bias=(self._own_rows("bias"), (rows,)))
 
     def label_bias(self) -> Tensor | None:
-        return None if self.bias is None else self.bias.detach()
+        return None if self.bias is None else self._whole("bias")
 
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W [n, d]``, a copy in ``dtype``."""
-        check_memory("weight", self.weight)
-        return self.weight.detach().to(dtype, copy=True)
+        return self._whole("weight").to(dtype, copy=True)
 
     def extra_repr(self) -> str:
         return (
@@ -467,6 +444,11 @@ def _bottleneck_parts(trained: Any) -> tuple[nn.Linear, Tensor, Tensor | None]:
     raise TypeError(
         f"trained must be a LinearHead with a bottleneck or nn.Sequential(nn.Linear(e, d), nn.Linear(d, n)), got {name}"
     )
+
+
+def _device(shard: LabelShard | None, device: Any) -> Any:
+    """Where the parameters are made: of a sharded head on the devices of its mesh, unless another is named."""
+    return shard.mesh.device_type if shard is not None and device is None else device
 
 
 def _present(**parameters: tuple[Tensor | None, tuple[int, ...]]) -> dict[str, tuple[Tensor, tuple[int, ...]]]:

@@ -74,7 +74,7 @@ def check_memory(name: str, tensor: Tensor) -> None:
             f"{name} is a {type(tensor).__name__}, sharded over processes, and the kernels read plain memory. Under FSDP2 "
             "call the head inside the forward of the module that fully_shard wraps, which gathers its parameters, or call "
             "unshard() of that module first; else pass full_tensor() or to_local(). "
-            "DFTHead(…, process_group=…) shards labels over processes by itself"
+            "DFTHead(…, device_mesh=…) shards labels over processes by itself"
         )
 
 

@@ -101,24 +101,24 @@ def assert_no_worse(ours: Tensor, eager: Tensor, truth: Tensor, dtype: torch.dty
         assert cosine >= 1 - 20 * LOW[dtype], f"{what}: cosine {cosine}"
 
 
-def join(folder: Path, rank: int) -> None:
-    """Makes this process one of two ranks, which meet in a file of ``folder``: no port that another could hold."""
+def join(folder: Path, rank: int, world: int = 2, seconds: float = 120) -> None:
+    """Makes this process one of some ranks, which meet in a file of ``folder``: no port that another could hold."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'rendezvous'}",
         rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=120),
+        world_size=world,
+        timeout=datetime.timedelta(seconds=seconds),
     )
 
 
-def leave(folder: Path, rank: int) -> None:
-    """Ends this of two ranks once both have done their last collective; what they found is written.
+def leave(folder: Path, rank: int, world: int = 2) -> None:
+    """Ends this rank once all have done their last collective; what they found is written.
 
     At once, because gloo's threads can abort an interpreter that is shutting down.
     """
     (folder / f"done-{rank}").touch()
-    while not all((folder / f"done-{other}").exists() for other in range(2)):
+    while not all((folder / f"done-{other}").exists() for other in range(world)):
         time.sleep(0.01)
     os._exit(0)

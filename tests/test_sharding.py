@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import join, leave, random_sets
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 import sigkernels as sk
 
 N, K, S, WIDTH = 101, 4, 5, 20
 
 
-def head_and_batch(group=None):
+def head_and_batch(**mesh):
     torch.manual_seed(3)
-    head = sk.DFTHead(WIDTH, N, K, S, process_group=group, dtype=torch.float64)
+    head = sk.DFTHead(WIDTH, N, K, S, dtype=torch.float64, **mesh)
     torch.manual_seed(4)
     return head, torch.randn(6, WIDTH, dtype=torch.float64), random_sets(6, N)
 
@@ -41,8 +42,13 @@ def results(head, h, sets):
         "found_at": found.offsets,
         "found per label": per_label.indices,
         "weight": head.weight_matrix(),
-        **{f"state {key}": value for key, value in head.state_dict().items()},
+        **{f"state {key}": value for key, value in whole_state(head).items()},
     }
+
+
+def whole_state(module):
+    """The state dict on one process: gathered where it is sharded."""
+    return get_model_state_dict(module, options=StateDictOptions(full_state_dict=True))
 
 
 def clipped(head, h, sets, norm_type):
@@ -57,15 +63,15 @@ def clipped(head, h, sets, norm_type):
 
 
 def _check_clipping(head, h, sets):
-    """What torch's function gets wrong, and a norm that is not finite."""
+    """torch's function refuses a mixture, is right on DTensors alone; and a norm that is not finite."""
     head.zero_grad()
     head.loss(h, sets).backward()
-    before = [p.grad.clone() for p in head.parameters()]
-    whole = torch.nn.utils.clip_grad_norm_(head.parameters(), 1e9)
-    assert not torch.allclose(whole, sk.clip_grad_norm_(head, 1e9))
-    assert all(torch.equal(p.grad, g) for p, g in zip(head.parameters(), before, strict=True))
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1e9)
+    norm = torch.nn.utils.clip_grad_norm_([head.slack_weight], 1e9).full_tensor()
+    torch.testing.assert_close(norm, head.slack_weight.grad.full_tensor().norm())
     if head.shard.rank == 1:
-        head.slack_weight.grad[0, 0] = torch.nan
+        head.slack_weight.grad.to_local()[0, 0] = torch.nan
     with pytest.raises(RuntimeError, match="is nan; nothing was clipped"):  # on both ranks
         sk.clip_grad_norm_(head, 1.0, error_if_nonfinite=True)
 
@@ -181,27 +187,26 @@ def _worker(rank: int, folder) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         join(folder, rank)
         group = torch.distributed.group.WORLD
-        head, h, sets = head_and_batch(group)
+        head, h, sets = head_and_batch(process_group=group)
         out = results(head, h, sets)
-        own = slice(head.shard.start, head.shard.stop)
-        grad = head.slack_weight.grad.clone()
+        grad = head.slack_weight.grad.full_tensor()
         for norm_type in (1.0, 2.0, float("inf")):
             out |= clipped(head, h, sets, norm_type)
-        with pytest.raises(ValueError, match="SigmoidF1 needs all labels"):
-            head.loss(h, sets, sk.SigmoidF1())
         fresh = sk.DFTHead(WIDTH, N, K, S, process_group=group, dtype=torch.float64)
-        fresh.load_state_dict(head.state_dict())
-        assert torch.equal(fresh.slack_weight, head.slack_weight)
-        for rows in (N - 1, N + 1, len(head.slack_weight)):
+        for state in (head.state_dict(), whole_state(head)):
+            torch.nn.init.zeros_(fresh.slack_weight)
+            fresh.load_state_dict(state)
+            assert torch.equal(fresh.slack_weight.to_local(), head.slack_weight.to_local())
+        for rows in (N - 1, N + 1, head.shard.rows):
             with pytest.raises(RuntimeError, match=f"slack_weight has {rows} rows for num_labels = {N}"):
                 fresh.load_state_dict(head.state_dict() | {"slack_weight": torch.zeros(rows, S)})
-        assert torch.equal(fresh.slack_weight, head.slack_weight)
+        assert torch.equal(fresh.slack_weight.to_local(), head.slack_weight.to_local())
         _check_clipping(head, h, sets)
         _check_batches(head, h, sets, monkeypatch)
         monkeypatch.undo()
         _check_distributed_tensors(h.float(), sets)
         _check_metrics(rank)
-        torch.save((own, grad, out), folder / f"{rank}.pt")
+        torch.save((grad, out), folder / f"{rank}.pt")
         leave(folder, rank)
 
 
@@ -213,8 +218,8 @@ def test_two_ranks_equal_one(tmp_path):
     for norm_type in (1.0, 2.0, float("inf")):
         want |= clipped(head, h, sets, norm_type)
     for rank in range(2):
-        own, grad, got = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
-        torch.testing.assert_close(grad, slack_grad[own])
+        grad, got = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        torch.testing.assert_close(grad, slack_grad)
         assert got.keys() == want.keys()
         for key, value in want.items():
             torch.testing.assert_close(got[key], value, msg=lambda m, k=key: f"{k}: {m}")
@@ -233,5 +238,9 @@ def test_clipping_without_shards_is_torchs():
 
 
 def test_needs_torch_distributed():
-    with pytest.raises(RuntimeError, match="init_process_group first"):
+    with pytest.raises(RuntimeError, match=r"process_group needs .*init_process_group first"):
         sk.DFTHead(WIDTH, N, K, S, process_group=object())
+    with pytest.raises(RuntimeError, match=r"device_mesh needs .*init_process_group first"):
+        sk.LinearHead(WIDTH, N, device_mesh=object())
+    with pytest.raises(ValueError, match="both given"):
+        sk.LinearHead(WIDTH, N, device_mesh=object(), process_group=object())

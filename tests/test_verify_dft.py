@@ -180,15 +180,6 @@ def test_more_roots_than_the_degree_are_rejected():
     assert prove(plain, active, roots_certificate(active, 20)).argmaxable is None
 
 
-def test_a_sharded_head_is_gathered(monkeypatch):
-    whole = head(40, 2, 3)
-    expected = verify(whole, [[1, 5], [3, 9, 11]])
-    part = head(40, 2, 3)
-    monkeypatch.setattr(part, "weight_matrix", whole.weight_matrix)
-    part.slack_weight = torch.nn.Parameter(whole.slack_weight[:20])  # what one rank of two holds
-    assert np.array_equal(verify(part, [[1, 5], [3, 9, 11]]).radius_lo, expected.radius_lo)
-
-
 def test_a_large_head_is_verified_without_forming_its_matrix(monkeypatch):
     small = verify(head(400, 3, 2), [[5], [7, 90], [1, 2, 3, 300]])
     monkeypatch.setattr(importlib.import_module("sigkernels.verify.question"), "DENSE", 1000)

@@ -108,7 +108,7 @@ def isa() -> str:
 
 def fused_loss(call: LossCall) -> LossResult:
     """An elementwise loss and its gradients, in one pass of the tile loop."""
-    x, layer, targets, loss, scale, (needs_x, needs_weight, needs_bias) = call
+    x, layer, targets, loss, scale, (needs_x, needs_weight, needs_bias), _ = call
     params = loss.kernel_params()
     assert isinstance(params, ElementwiseParams)
     real, (batch, columns), labels = accumulate_dtype(x.dtype), x.shape, layer.num_rows

@@ -23,7 +23,8 @@ def column_loss(call: LossCall) -> ColumnResult:
     # Pooled: the sums of all labels first, then the gradients with slopes that all labels share.
     sums, result = _sweep(call._replace(needs=(False,) * 5), params)
     tiny = torch.finfo(accumulate_dtype(call.x.dtype)).tiny
-    fraction, slopes = loss.fraction(sums[1], sums[2], sums[3], call.x.shape[0] * call.layer.num_rows, tiny)
+    tp, s, p = sums[1:] if call.pool is None else call.pool(sums[1:])
+    fraction, slopes = loss.fraction(tp, s, p, call.x.shape[0] * call.layer.num_labels, tiny)
     if any(call.needs):
         result = _sweep(call, params, (-float(slopes.on_y), -float(slopes.on_all)))[1]
     return result._replace(value=(1 - fraction) * scale)

@@ -32,6 +32,7 @@ class LossCall(NamedTuple):
         float | Tensor
     )  # a number or, for elementwise losses, [B]: multiplies the gradients, and a column loss's value
     needs: tuple[bool, ...]  # gradients of x, weight, bias; of a column loss also of beta and eta
+    pool: Callable[[Tensor], Tensor] | None = None  # adds up sums [3] of a pooled loss over other shards of the labels
 
 
 class LossResult(NamedTuple):
@@ -45,7 +46,7 @@ class LossResult(NamedTuple):
     grad_x: Tensor | None  # [B, D]
     grad_weight: Tensor | None  # [m, s]
     grad_bias: Tensor | None  # [m]
-    total: float | None = None  # the sum of the rows, from backends that know it without another operation
+    total: float | Tensor | None = None  # the sum of the rows, where it is known without another operation
 
     @property
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -90,7 +90,8 @@ def _confusion_loss(call: LossCall, loss: ConfusionLoss, params: ConfusionParams
         totals = torch.zeros(3, dtype=wide, device=x.device)
         for c in _columns(walk, call, params, False):
             totals += torch.stack([c.tp.sum(), c.s.sum(), c.p.sum()])
-        fraction, pooled = loss.fraction(totals[0], totals[1], totals[2], x.shape[0] * layer.num_rows, tiny)
+        tp, s, p = totals if call.pool is None else call.pool(totals)
+        fraction, pooled = loss.fraction(tp, s, p, x.shape[0] * layer.num_labels, tiny)
         value = (1 - fraction) * scale
         if not any(needs):
             return ColumnResult(value, None, None, None)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..sharding import LabelShard
 from .interface import LMLSteps, Root, sum_dtype
 
 _MAX_SWEEPS = 2500  # bisection alone needs fewer: log2(range / precision)
@@ -23,15 +24,16 @@ def spread_at(t: Tensor, h: Tensor, slope: Tensor, total: Tensor) -> Tensor:
     return torch.where(slope < 0, torch.exp(-t.abs() - slope) * total, h * _ratio(total, slope))
 
 
-def solve(z: Tensor, k: int) -> Root:
-    """ν and the slope of Σσ(z + ν) at it, for each row of ``z [B, n]``."""
+def solve(z: Tensor, k: int, shard: LabelShard | None = None) -> Root:
+    """ν and the slope of Σσ(z + ν) at it, for each row of ``z [B, n]``, of which a shard holds its own columns."""
     wide = sum_dtype(z.device)
     nu = torch.empty(z.shape[0], dtype=wide, device=z.device)
     slope = torch.empty_like(nu)
-    for rows in _blocks(z):
+    for rows in _blocks(z) if shard is None else _blocks(z, shard.most_rows):
         block = z[rows].to(wide)
-        nu[rows], log_slope = _solve(block, k, _STEP_TOL[wide == torch.float64])
-        slope[rows] = torch.where(log_slope < 0, log_slope, _h(block + nu[rows, None]).sum(1))
+        nu[rows], log_slope = _solve(block, k, _STEP_TOL[wide == torch.float64], shard)
+        total = _h(block + nu[rows, None]).sum(1)
+        slope[rows] = torch.where(log_slope < 0, log_slope, total if shard is None else shard.all_reduce(total))
     return Root(nu, slope)
 
 
@@ -70,8 +72,8 @@ def spread(z: Tensor, root: Root, total: Tensor, out: Tensor | None = None) -> T
 STEPS = LMLSteps(solve, project, pullback, spread)
 
 
-def _blocks(z: Tensor) -> Iterator[slice]:
-    size = max(1, _BLOCK // max(1, z.shape[1]))
+def _blocks(z: Tensor, columns: int | None = None) -> Iterator[slice]:
+    size = max(1, _BLOCK // max(1, z.shape[1] if columns is None else columns))
     return (slice(start, start + size) for start in range(0, z.shape[0], size))
 
 
@@ -85,24 +87,41 @@ def _h(t: Tensor) -> Tensor:
     return e.div_((1 + e).square_())
 
 
-def _far_apart(z: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
+def _far_apart(z: Tensor, nu: Tensor, shard: LabelShard | None) -> tuple[Tensor, Tensor]:
     """ν and log Σh of rows whose k highest logits lie so far above the others that every h underflows."""
     above = z + nu[:, None] > 0
-    up = torch.where(above, -z, -math.inf).logsumexp(1)
-    low = torch.where(above, -math.inf, z).logsumexp(1)
+    logs = torch.stack([torch.where(above, -z, -math.inf), torch.where(above, -math.inf, z)]).logsumexp(2)
+    up, low = logs if shard is None else shard.logsumexp(logs)
     return up / 2 - low / 2, up / 2 + low / 2 + math.log(2)
 
 
-def _solve(z: Tensor, k: int, tol: float) -> tuple[Tensor, Tensor]:
+def _counts(z: Tensor, finite: Tensor, shard: LabelShard | None) -> tuple[Tensor, Tensor, Tensor]:
+    """How many logits of each row are finite, +inf and NaN, of all shards."""
+    counts = torch.stack([finite.sum(1), (z == math.inf).sum(1), z.isnan().sum(1)])
+    finite, infinite, broken = counts if shard is None else shard.all_reduce(counts)
+    return finite, infinite, broken
+
+
+def _extremes(z: Tensor, finite: Tensor, shard: LabelShard | None) -> tuple[Tensor, Tensor]:
+    """The largest and the smallest finite logit of each row, of all shards."""
+    if shard is None:
+        return z.masked_fill(~finite, -math.inf).amax(1), z.masked_fill(~finite, math.inf).amin(1)
+    none = z.new_full((z.shape[0], 1), -math.inf)  # a shard may have no labels at all
+    both = (torch.cat([none, t.masked_fill(~finite, -math.inf)], 1).amax(1) for t in (z, -z))
+    highest, lowest = shard.maximum(torch.stack(list(both)))
+    return highest, -lowest
+
+
+def _solve(z: Tensor, k: int, tol: float, shard: LabelShard | None = None) -> tuple[Tensor, Tensor]:
     """ν of each row, and log Σh at it where Σh underflows (else 0)."""
     finite = z.isfinite()
-    chosen = (z == math.inf).sum(1)  # y = 1 whatever ν is
-    n, need = finite.sum(1), k - chosen
+    n, chosen, nans = _counts(z, finite, shard)
+    need = k - chosen  # y = 1 for those that are chosen, whatever ν is
     prior = torch.log(need.to(z.dtype) / (n - need))  # logit(k/n); ±inf or NaN where there is no root
-    lo = prior - z.masked_fill(~finite, -math.inf).amax(1)
-    hi = prior - z.masked_fill(~finite, math.inf).amin(1)
+    highest, lowest = _extremes(z, finite, shard)
+    lo, hi = prior - highest, prior - lowest
     # More logits at +inf than k, or fewer than k above -inf: no y satisfies that.
-    broken = z.isnan().any(1) | (need < 0) | (need > n)
+    broken = (nans > 0) | (need < 0) | (need > n)
     feasible = (need > 0) & (need < n) & ~broken
     # Without a root every finite logit is chosen, or none.
     limit = torch.full_like(lo, torch.finfo(z.dtype).max / 2).copysign(need - 0.5)
@@ -117,9 +136,11 @@ def _solve(z: Tensor, k: int, tol: float) -> tuple[Tensor, Tensor]:
         e = t.abs_().neg_().exp_()
         r = e / (1 + e)
         h = r / (1 + e)
-        excess = above.sum(1) - k
-        total, total_h = r.sum(1), h.sum(1)
+        count, total, total_h = above.sum(1), r.sum(1), h.sum(1)
         q, slope_q = r.mul_(above).sum(1), h.mul_(above).sum(1)
+        if shard is not None:
+            count, total, total_h, q, slope_q = shard.all_reduce(torch.stack([count, total, total_h, q, slope_q]))
+        excess = count - k
         p = (total - q) + excess.clamp(min=0)
         q = q + (-excess).clamp_(min=0)
         lo, hi = torch.where(p < q, nu, lo), torch.where(p > q, nu, hi)
@@ -134,7 +155,7 @@ def _solve(z: Tensor, k: int, tol: float) -> tuple[Tensor, Tensor]:
         tight = (hi - lo) <= 2 * torch.finfo(z.dtype).eps * nu.abs()
         done = exact | (newton & (step.abs() <= tol)) | tight
         if bool(far.any()):
-            nu[far], log_slope[far] = _far_apart(z[far], nu[far])
+            nu[far], log_slope[far] = _far_apart(z[far], nu[far], shard)
         if bool(done.all()):
             break
     return torch.where(broken, math.nan, nu), log_slope

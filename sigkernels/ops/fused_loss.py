@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import backends
@@ -25,6 +26,7 @@ from ..backends.interface import Backend, LossCall, LossResult, accumulate_dtype
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..losses import LMLNLL, ColumnLoss, ElementwiseLoss, Loss, RankedRowLoss, SmoothTopKSVM
+from ..sharding import LabelShard
 from .double_backward import refuse_double_backward
 from .lml import nll_rows_and_grad_
 from .row_loss import Entries, entries, reduce_rows
@@ -49,6 +51,7 @@ class Spec(NamedTuple):
     loss: Loss
     meta: LayerMeta
     reduction: str
+    shard: LabelShard | None = None  # the layer holds the labels of this rank alone
 
     @classmethod
     def of(cls, x: Tensor, loss: Loss, meta: LayerMeta, reduction: str, recurs: bool = False) -> Spec:
@@ -99,13 +102,39 @@ def evaluate(
     scale = spec.scale(x.shape[0]) if row_scale is None else row_scale.to(dtype).contiguous()
     if isinstance(loss, ElementwiseLoss):
         result = spec.backend.fused_loss(LossCall(x, layer, targets, loss, scale, tuple(needs[:3])))
+        if spec.shard is not None and row_scale is None:
+            result = _over_shards(result, spec.reduction, spec.shard)
         value = _reduce(result, spec.reduction, spec.meta.num_labels, dtype)
         return value, (*result[1:4], None, None)
     if isinstance(loss, ColumnLoss):
-        column = spec.backend.column_loss(LossCall(x, layer, targets, loss, scale, tuple(needs)))
-        return column.value.to(dtype), column[1:]
+        return _column_pass(spec, LossCall(x, layer, targets, loss, scale, tuple(needs)))
     rows, grads = _row_pass(spec, x, layer, targets, scale, needs)
     return reduce_rows(rows, spec.reduction, x.shape[:1]).to(dtype), grads
+
+
+def _column_pass(spec: Spec, call: LossCall) -> tuple[Tensor, Gradients]:
+    dtype, shard = accumulate_dtype(call.x.dtype), spec.shard
+    if shard is None:
+        column = spec.backend.column_loss(call)
+        return column.value.to(dtype), column[1:]
+    pooled = getattr(call.loss, "average", None) == "pooled"
+    column = spec.backend.column_loss(call._replace(pool=shard.all_reduce) if pooled else call)
+    value = column.value if pooled else shard.all_reduce(column.value)
+    # Settings with an entry per label have all n of them on every rank: those of other labels take their gradients there.
+    settings = (
+        grad if grad is None or grad.ndim == 0 else F.pad(grad, (shard.start, shard.num_labels - shard.stop))
+        for grad in column[4:]
+    )
+    return value.to(dtype), (*column[1:4], *settings)
+
+
+def _over_shards(result: LossResult, reduction: str, shard: LabelShard) -> LossResult:
+    """The same with the sums over all ranks' labels."""
+    if reduction == "none":
+        return result._replace(rows=shard.all_reduce(result.rows))
+    total = result.rows.sum() if result.total is None else result.rows.new_tensor(result.total)
+    total = shard.all_reduce(total)
+    return result._replace(rows=result.rows, total=total.item() if total.is_cpu else total)
 
 
 def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dtype) -> Tensor:
@@ -114,7 +143,8 @@ def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dt
         return rows.to(dtype)
     count = rows.shape[0] * num_labels if reduction == "mean" else 1
     if result.total is not None and count:
-        return _scalar(result.total / count, dtype)
+        total = result.total / count
+        return total.to(dtype) if isinstance(total, Tensor) else _scalar(total, dtype)
     return (rows.sum() / count).to(dtype)
 
 
@@ -132,10 +162,12 @@ def _row_pass(
     loss, real = cast(RankedRowLoss, spec.loss), accumulate_dtype(x.dtype)
     z = spec.backend.logits(x, layer).to(real)
     active = entries(*target_tensors(targets))
+    if spec.shard is not None and isinstance(targets, LabelSets):
+        active = active.at_labels(layer.labels)
     if not any(needs):
-        return _rows_and_grad_(loss, z, active, None), NO_GRADIENTS
+        return _rows_and_grad_(loss, z, active, None, spec.shard), NO_GRADIENTS
     row_scale = scale if isinstance(scale, Tensor) else x.new_full((x.shape[0],), scale, dtype=real)
-    rows = _rows_and_grad_(loss, z, active, row_scale)
+    rows = _rows_and_grad_(loss, z, active, row_scale, spec.shard)
     out = gradient_dtype(x.dtype)
     return rows, (
         spec.backend.logits_adjoint(z, layer).to(out) if needs[0] else None,
@@ -146,13 +178,15 @@ def _row_pass(
     )
 
 
-def _rows_and_grad_(loss: RankedRowLoss, z: Tensor, at: Entries, row_scale: Tensor | None) -> Tensor:
-    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
+def _rows_and_grad_(
+    loss: RankedRowLoss, z: Tensor, at: Entries, row_scale: Tensor | None, shard: LabelShard | None
+) -> Tensor:
+    """The loss of each row of ``z [B, m]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
     if isinstance(loss, SmoothTopKSVM):
-        return svm_rows_and_grad_(z, at, loss.k, loss.tau, row_scale)
+        return svm_rows_and_grad_(z, at, loss.k, loss.tau, row_scale, shard)
     if isinstance(loss, LMLNLL):
-        return nll_rows_and_grad_(z, at, loss.k, row_scale)
-    return entropy_rows_and_grad_(z, at, loss.k, row_scale)
+        return nll_rows_and_grad_(z, at, loss.k, row_scale, shard)
+    return entropy_rows_and_grad_(z, at, loss.k, row_scale, shard)
 
 
 # -- the eager path ------------------------------------------------------------------------------------------------

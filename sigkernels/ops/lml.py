@@ -34,10 +34,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backends import select
+from ..backends import select, torch_lml
 from ..backends.interface import LMLSteps, Root, sum_dtype
 from ..backends.torch_lml import spread_at
 from ..losses import Reduction
+from ..sharding import LabelShard
 from ..validation import check_reduction
 from .row_loss import Entries, check_k, check_logits, entries, finish_rows, split_targets
 
@@ -111,11 +112,15 @@ def _nll_rows(z: Tensor, at: Entries, root: Root) -> Tensor:
     return f.new_zeros(z.shape[0]).index_add_(0, at.rows, f)
 
 
-def _nll_grad(grad: Tensor, z: Tensor, at: Entries, root: Root, out: Tensor | None) -> Tensor:
+def _nll_grad(
+    grad: Tensor, z: Tensor, at: Entries, root: Root, out: Tensor | None, shard: LabelShard | None = None
+) -> Tensor:
     """The gradient of the rows' losses times ``grad [B]``; ``out`` may be z itself."""
     t = _shifted(z, root.nu, at)
     missing = at.weighted(torch.sigmoid(-t)) * grad.to(t.dtype)[at.rows]  # 1 - y at the targets
     total = missing.new_zeros(z.shape[0]).index_add_(0, at.rows, missing)
+    if shard is not None:
+        total = shard.all_reduce(total)
     grad_z = _kernels(z).spread(z, root, total, out)
     # At a target two terms meet: their difference is taken before it is rounded to the dtype of z.
     spread = spread_at(t, torch.sigmoid(t) * torch.sigmoid(-t), root.slope[at.rows], total[at.rows])
@@ -123,19 +128,25 @@ def _nll_grad(grad: Tensor, z: Tensor, at: Entries, root: Root, out: Tensor | No
     return grad_z
 
 
-def nll_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
-    """The NLL of each row of ``z [B, n]``; where ``row_scale [B]`` is given, z becomes the gradient times it."""
-    if k == z.shape[1]:
+def nll_rows_and_grad_(
+    z: Tensor, at: Entries, k: int, row_scale: Tensor | None, shard: LabelShard | None = None
+) -> Tensor:
+    """The NLL of each row of ``z [B, n]``; where ``row_scale [B]`` is given, z becomes the gradient times it.
+
+    ``shard``: z and the entries are those of this rank's labels.
+    """
+    if k == (z.shape[1] if shard is None else shard.num_labels):
         rows = torch.zeros(z.shape[0], dtype=sum_dtype(z.device), device=z.device)
         rows.index_add_(0, at.rows, at.weighted(torch.ones_like(at.rows, dtype=rows.dtype)))
         if row_scale is not None:
             z.zero_()
-        return rows * -math.log1p(-_EDGE)
-    root = _kernels(z).solve(z, k)
+        rows *= -math.log1p(-_EDGE)
+        return rows if shard is None else shard.all_reduce(rows)
+    root = _kernels(z).solve(z, k) if shard is None else torch_lml.solve(z, k, shard)
     rows = _nll_rows(z, at, root)
     if row_scale is not None:
-        _nll_grad(row_scale, z, at, root, z)
-    return rows
+        _nll_grad(row_scale, z, at, root, z, shard)
+    return rows if shard is None else shard.all_reduce(rows)
 
 
 def _fake_root(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,12 @@ class Entries(NamedTuple):
     labels: Tensor  # [nnz]
     weights: Tensor | None  # [nnz]; None: all are 1
 
+    def at_labels(self, labels: slice) -> Entries:
+        """Those of a range of labels, numbered from its start."""
+        inside = (self.labels >= labels.start) & (self.labels < labels.stop)
+        weights = None if self.weights is None else self.weights[inside]
+        return Entries(self.rows[inside], self.labels[inside] - labels.start, weights)
+
     def weighted(self, f: Tensor) -> Tensor:
         """``f [nnz]`` times the weights."""
         return f if self.weights is None else f * self.weights.to(f.dtype)

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ..backends.interface import sum_dtype
 from ..losses import Reduction
+from ..sharding import LabelShard
 from ..validation import check_reduction, check_tau
 from .row_loss import Entries, check_logits
 from .row_operator import RowLossOperator
@@ -63,75 +64,111 @@ def _product_adjoint(other: Tensor, grad: Tensor, size: int) -> Tensor:
 def _tree(v: Tensor, shift: Tensor, k: int) -> list[Tensor]:
     """Polynomials with the probabilities of 0, 1, … k among ever more labels, ``[k+1, B, nodes]``; the last has one node."""
     at = v + shift[:, None]
-    levels = [torch.stack([torch.sigmoid(-at), torch.sigmoid(at)])]
-    while levels[-1].shape[2] > 1:
-        if levels[-1].shape[2] % 2:  # one more that is 1
+    return _multiply(torch.stack([torch.sigmoid(-at), torch.sigmoid(at)]), k)
+
+
+def _multiply(leaves: Tensor, k: int) -> list[Tensor]:
+    """The levels of the tree above these polynomials, ``[degree+1, B, nodes]``."""
+    levels = [leaves]
+    while levels[-1].shape[2] != 1:
+        if levels[-1].shape[2] % 2 or levels[-1].shape[2] == 0:  # one more that is 1
             one = levels[-1].new_zeros(*levels[-1].shape[:2], 1)
             one[0] = 1
             levels[-1] = torch.cat([levels[-1], one], 2)
+            if levels[-1].shape[2] == 1:
+                break
         left, right = levels[-1].chunk(2, 2)
         levels.append(_product(left, right, k))
     return levels
 
 
-def _shift(v: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _shift(v: Tensor, k: int, shard: LabelShard | None = None) -> tuple[Tensor, Tensor]:
     """``ν [B]`` with which N has a mean near k - ½, and whether there are fewer than k labels, ``[B]``.
 
     With the k-th largest v at 0, the mean is above that at ν = log 2k and below it at ν = -log 2n.
     """
-    last = torch.topk(v, k, dim=1).values[:, -1]
+    largest, labels = torch.topk(v, min(k, v.shape[1]), dim=1)
+    if shard is not None:
+        largest = shard.merge_topk(largest, labels, k)[0]
+    last = largest[:, -1]
     few = last == -torch.inf
     last = torch.where(few, 0, last)
-    low, high = -math.log(2 * v.shape[1]) - last, math.log(2 * k) - last
+    low = -math.log(2 * (v.shape[1] if shard is None else shard.num_labels)) - last
+    high = math.log(2 * k) - last
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        above = torch.sigmoid(v + middle[:, None]).sum(1) > k - 0.5
+        mean = torch.sigmoid(v + middle[:, None]).sum(1)
+        above = (mean if shard is None else shard.all_reduce(mean)) > k - 0.5
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     return 0.5 * (low + high), few
 
 
-def _log_ratio(v: Tensor, k: int) -> tuple[Tensor, list[Tensor]]:
-    """R of each row of ``v [B, n]`` in float64, differentiable in v, and the tree."""
-    shift, few = _shift(v.detach(), k)
-    levels = _tree(torch.where(few[:, None], 0, v), shift, k)
-    root = levels[-1][:, :, 0]
+def _log_ratio(v: Tensor, k: int, shard: LabelShard | None = None) -> tuple[Tensor, list[list[Tensor]]]:
+    """R of each row of ``v [B, n]`` in float64, differentiable in v, and the tree.
+
+    A shard has a tree of its own labels, and above it every rank the same one of the ranks' roots.
+    """
+    shift, few = _shift(v.detach(), k, shard)
+    levels = [_tree(torch.where(few[:, None], 0, v), shift, k)]
+    if shard is not None:
+        own = levels[0][-1]
+        roots = shard.gather_same(F.pad(own, (0, 0, 0, 0, 0, k + 1 - own.shape[0])))
+        levels.append(_multiply(torch.cat(roots, 2), k))
+    root = levels[-1][-1][:, :, 0]
     if root.shape[0] <= k:  # fewer than k labels in all
         return torch.full_like(shift, -torch.inf), levels
     return torch.where(few, -torch.inf, root[k].log() - root[k - 1].log() - shift), levels
 
 
-def _log_ratio_grad(levels: list[Tensor], k: int, n: int) -> Tensor:
+def _log_ratio_grad(levels: list[list[Tensor]], k: int, n: int, shard: LabelShard | None = None) -> Tensor:
     """``∂R/∂v [B, n]``, from the top of the tree down."""
-    root = levels[-1]
+    root = levels[-1][-1]
     if root.shape[0] <= k:
         return root.new_zeros(root.shape[1], n)
     grad = torch.zeros_like(root)
     grad[k], grad[k - 1] = 1 / root[k], -1 / root[k - 1]
+    if shard is not None:
+        grad = _multiply_adjoint(levels[1], grad)[: levels[0][-1].shape[0], :, shard.rank : shard.rank + 1]
+    grad = _multiply_adjoint(levels[0], grad)
+    return (grad[1] * levels[0][0][1])[:, :n].clamp(min=0)  # below 0 by rounding alone
+
+
+def _multiply_adjoint(levels: list[Tensor], grad: Tensor) -> Tensor:
+    """The gradient of the leaves of a tree from that of its root."""
     for level in reversed(levels[:-1]):
         left, right = level.chunk(2, 2)
         grad = grad[:, :, : left.shape[2]]  # without the one that was added above
         grad = torch.cat([_product_adjoint(other, grad, level.shape[0]) for other in (right, left)], 2)
-    return (grad[1] * levels[0][1])[:, :n].clamp(min=0)  # below 0 by rounding alone
+    return grad
 
 
-def svm_rows_and_grad_(z: Tensor, at: Entries, k: int, tau: float, row_scale: Tensor | None) -> Tensor:
-    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
+def svm_rows_and_grad_(
+    z: Tensor, at: Entries, k: int, tau: float, row_scale: Tensor | None, shard: LabelShard | None = None
+) -> Tensor:
+    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient.
+
+    ``shard``: z and the entries are those of this rank's labels.
+    """
     wide = sum_dtype(z.device)
     unit = 1 / (k * tau)
     positives = z[at.rows, at.labels].to(wide) * unit
     z[at.rows, at.labels] = -torch.inf
     ratio = torch.empty(z.shape[0], dtype=wide, device=z.device)
-    step = max(1, CHUNK // max(z.shape[1], 1))
+    step = max(1, CHUNK // max(z.shape[1] if shard is None else shard.most_rows, 1))
     for start in range(0, z.shape[0], step):
         part = z[start : start + step]
-        ratio[start : start + step], levels = _log_ratio(part.to(wide) * unit, k)
+        ratio[start : start + step], levels = _log_ratio(part.to(wide) * unit, k, shard)
         if row_scale is not None:
-            part.copy_(_log_ratio_grad(levels, k, z.shape[1]))
+            part.copy_(_log_ratio_grad(levels, k, z.shape[1], shard))
     gap = 1 / tau + ratio[at.rows] - positives
     rows = ratio.new_zeros(z.shape[0]).index_add_(0, at.rows, at.weighted(tau * F.softplus(gap)))
+    if shard is not None:
+        rows = shard.all_reduce(rows)
     if row_scale is not None:
         pull = at.weighted(torch.sigmoid(gap) / k) * row_scale.to(wide)[at.rows]
         total = torch.zeros_like(rows).index_add_(0, at.rows, pull)
+        if shard is not None:
+            total = shard.all_reduce(total)
         z.mul_(total.to(z.dtype)[:, None])
         z[at.rows, at.labels] = -pull.to(z.dtype)
     return rows

@@ -21,43 +21,64 @@ from torch import Tensor
 
 from ..backends.interface import accumulate_dtype, sum_dtype
 from ..losses import Reduction
+from ..sharding import LabelShard
 from ..validation import check_reduction
 from .row_loss import Entries, check_logits
 from .row_operator import RowLossOperator
 
 
-def entropy_rows_and_grad_(z: Tensor, at: Entries, k: int, row_scale: Tensor | None) -> Tensor:
-    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient."""
+def entropy_rows_and_grad_(
+    z: Tensor, at: Entries, k: int, row_scale: Tensor | None, shard: LabelShard | None = None
+) -> Tensor:
+    """The loss of each row of ``z [B, n]``, which is used up: ``row_scale [B]`` turns it into the gradient.
+
+    ``shard``: z and the entries are those of this rank's labels. What it drops is merged from the largest logits of every
+    rank, and A from every rank's own.
+    """
     wide = sum_dtype(z.device)
     positives = z[at.rows, at.labels].to(wide)
     z[at.rows, at.labels] = -torch.inf
-    dropped = _dropped(z, at, k)
+    dropped = _dropped(z, at, k, shard)
     if dropped is not None:
         z[dropped] = -torch.inf
     bulk = torch.logsumexp(z if z.dtype == wide else z.to(accumulate_dtype(z.dtype)), 1).to(wide)  # A, [B]
+    if shard is not None:
+        bulk = shard.logsumexp(bulk)
     gap = bulk[at.rows] - positives
     rows = bulk.new_zeros(z.shape[0]).index_add_(0, at.rows, at.weighted(F.softplus(gap)))
+    if shard is not None:
+        rows = shard.all_reduce(rows)
     if row_scale is not None:
         pull = at.weighted(torch.sigmoid(gap)) * row_scale.to(wide)[at.rows]
         total = bulk.new_zeros(z.shape[0]).index_add_(0, at.rows, pull)
+        if shard is not None:
+            total = shard.all_reduce(total)
         bulk = torch.where(bulk == -torch.inf, 0, bulk)  # J is empty: every z is -inf and its exp 0
         z.sub_(bulk.to(z.dtype)[:, None]).exp_().mul_(total.to(z.dtype)[:, None])
         z[at.rows, at.labels] = -pull.to(z.dtype)
     return rows
 
 
-def _dropped(z: Tensor, at: Entries, k: int) -> tuple[Tensor, Tensor] | None:
+def _dropped(z: Tensor, at: Entries, k: int, shard: LabelShard | None = None) -> tuple[Tensor, Tensor] | None:
     """(rows, labels) of the max(k-|Y|, 0) largest logits of each row; positives are already at -inf."""
     sizes = torch.zeros(z.shape[0], dtype=torch.int64, device=z.device)
     sizes.index_add_(0, at.rows, torch.ones_like(at.rows))
+    if shard is not None:
+        sizes = shard.all_reduce(sizes)
     # a row without positives has no terms, whatever is dropped
     drop = torch.where(sizes > 0, (k - sizes).clamp_(min=0), 0)
-    most = min(k - 1, z.shape[1] - 1)
+    most = min(k - 1, (z.shape[1] if shard is None else shard.num_labels) - 1)
     if most < 1 or z.shape[0] == 0:
         return None
-    largest = torch.topk(z, most, dim=1).indices
+    values, largest = torch.topk(z, min(most, z.shape[1]), dim=1)
+    if shard is not None:
+        largest = shard.merge_topk(values, largest + shard.start, most)[1]
     rows, ranks = (torch.arange(most, device=z.device) < drop[:, None]).nonzero(as_tuple=True)
-    return rows, largest[rows, ranks]
+    labels = largest[rows, ranks]
+    if shard is None:
+        return rows, labels
+    own = (labels >= shard.start) & (labels < shard.stop)
+    return rows[own], labels[own] - shard.start
 
 
 def truncated_topk_entropy_reference(z: Tensor, at: Entries, k: int) -> Tensor:

@@ -80,20 +80,19 @@ def as_question(
     classifier, bias = _layer_of(classifier, bias)
     if isinstance(classifier, (Head, torch.nn.Linear)):
         own = getattr(classifier, "bias", None)
+        own = None if own is None else _label_weights(classifier, "bias")
         if own is not None and bias is not None:
             raise ValueError("bias was given, but the classifier has a bias of its own: leave bias=None")
         bias = own if bias is None else bias
     if isinstance(classifier, DFTHead):
-        k, weight = classifier.k, as_numpy("slack_weight", classifier.slack_weight)
-        codes = getattr(classifier, "codes", 0)
-        if weight.shape[0] != classifier.num_labels:  # sharded over a process group: gather it
-            weight = as_numpy("slack_weight", classifier.weight_matrix()[:, 2 * k + 1 + codes :])
+        k, codes = classifier.k, getattr(classifier, "codes", 0)
+        weight = as_numpy("slack_weight", _label_weights(classifier, "slack_weight"))
         notes.append(
             f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
             "rounded to float32 it would lose the guarantee"
         )
     elif isinstance(classifier, (Head, torch.nn.Linear)):
-        weight = as_numpy("weight", classifier.weight)
+        weight = as_numpy("weight", _label_weights(classifier, "weight"))
     else:
         weight = as_numpy("head_or_matrix", classifier)
     projection = getattr(classifier, "proj", None) if isinstance(classifier, Head) else None
@@ -112,6 +111,11 @@ def as_question(
     if domain != "all":
         notes.append(f"only inputs without negative entries count; in proofs label {question.labels} + j is x_j > 0")
     return question, notes
+
+
+def _label_weights(layer: Any, name: str) -> torch.Tensor:
+    """A layer's own weights; those of a head whose labels are sharded are gathered, on every rank."""
+    return layer._whole(name) if getattr(layer, "shard", None) is not None else getattr(layer, name)
 
 
 def _is_our_estimator(classifier: Any) -> bool:
