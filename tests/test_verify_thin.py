@@ -156,3 +156,35 @@ def test_a_ball_between_nearly_parallel_rows_is_found_however_small():
         yes = np.array([v in ("THIN", "ARGMAXABLE") for v in closed.verdicts])
         assert np.all(closed.radius_hi[yes] - closed.radius_lo[yes] <= 1e-6 * closed.radius_hi[yes])
     assert late >= 3
+
+
+def _clusters(rng, count):
+    """Matrices of nearly parallel rows [n, d]."""
+    for _ in range(count):
+        n, d = int(rng.integers(3, 16)), int(rng.integers(2, 22))
+        centres = rng.standard_normal((int(rng.integers(1, 4)), d))
+        spread = 10.0 ** rng.uniform(-16, -6)
+        yield centres[rng.integers(0, len(centres), n)] + spread * rng.standard_normal((n, d))
+
+
+@pytest.mark.parametrize("domain", ("all", "nonnegative"))
+@pytest.mark.parametrize("biased", (False, True))
+@pytest.mark.parametrize("ball", ("box", "l2"))
+def test_thin_in_clusters_of_nearly_parallel_rows_means_that_no_wide_ball_exists(ball, biased, domain):
+    rng = np.random.default_rng(1)
+    thin = 0
+    for W in _clusters(rng, 8):
+        bias = rng.standard_normal(len(W)) * 10.0 ** rng.uniform(-12, 0) if biased else None
+        sets = [np.flatnonzero(rng.random(len(W)) < 0.5).tolist() for _ in range(3)]
+        report = verify(W, sets, bias=bias, ball=ball, domain=domain)
+        is_thin = report.verdicts == "THIN"
+        thin += is_thin.sum()
+        assert np.all(report.radius_hi[is_thin] < 1e-8) and report.check()
+    assert thin
+
+
+def test_multipliers_beyond_float64_start_an_active_set():
+    rng = np.random.default_rng(0)
+    W = rng.standard_normal((5, 2)) * 2.0**-1000
+    report = verify(W, [[0], [0, 1], [1, 2, 3]], threshold=0.9, domain="nonnegative", ball="l2", radius=True)
+    assert report.check()

@@ -12,8 +12,10 @@ column enters.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -32,9 +34,9 @@ class Alternative(NamedTuple):
     multipliers: list[Fraction]
 
 
-def integer_row(row: ndarray) -> tuple[list[int], int]:
-    """Integers r and an exponent e with ``row = r·2^e`` exactly."""
-    ratios = [float(v).as_integer_ratio() for v in row]
+def integer_row(row: Sequence) -> tuple[list[int], int]:
+    """Integers r and an exponent e with ``row = r·2^e`` exactly, for floats or Fractions of powers of two."""
+    ratios = [v.as_integer_ratio() for v in row]
     largest = max(den for _, den in ratios)
     ints = [num * (largest // den) for num, den in ratios]
     shift = min(((v & -v).bit_length() - 1 for v in ints if v), default=0)
@@ -47,8 +49,11 @@ class _Simplex:
     Without weights, a row counts by the power of two that is just above its largest entry.
     """
 
-    def __init__(self, signed: ndarray, order: ndarray, weights: ndarray | None = None):
+    def __init__(
+        self, signed: ndarray, order: ndarray, weights: ndarray | None = None, exact: Sequence[Sequence] | None = None
+    ):
         self.signed = signed
+        self.exact: Any = signed if exact is None else exact  # what ``signed`` rounds, if anything
         self.width = w = signed.shape[1]
         self.exponent = np.frexp(np.max(np.abs(signed), axis=1))[1]
         self.weights = np.ldexp(1.0, self.exponent) if weights is None else weights
@@ -74,7 +79,7 @@ class _Simplex:
     def column(self, i: int) -> list[int]:
         """``(a_i, weight_i)`` times the power of two that makes it integer [width + 1]."""
         if i not in self.integers:
-            self.integers[i], self.exponents[i] = integer_row(np.append(self.signed[i], self.weights[i]))
+            self.integers[i], self.exponents[i] = integer_row([*self.exact[i], self.weights[i]])
         return self.integers[i]
 
     def prices(self) -> list[int]:
@@ -183,16 +188,45 @@ class _Simplex:
         return None
 
 
-def gordan_alternative(
-    signed: ndarray, hint: ndarray | None = None, norms: ndarray | None = None
-) -> Alternative | None:
+def gordan_alternative(signed: ndarray, hint: ndarray | None = None) -> Alternative | None:
     """Decide the signed rows ``y_i w_i`` [n, D] exactly, or None when that would take too long.
 
     ``hint`` [n]: margins at some point. The rows with the smallest are tried first. No row may be zero.
-    ``norms`` [n]: the point is then the centre of the largest ball in the box ``|x_j| ≤ 1``.
     """
     width = signed.shape[1]
     if width > MAX_WIDTH:
         return None
     order = np.arange(len(signed)) if hint is None else np.argsort(hint, kind="stable")
-    return _Simplex(signed, order, norms).solve(60 * width + 400)
+    return _Simplex(signed, order).solve(60 * width + 400)
+
+
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # of quotients: norms may be as small as numbers get
+def largest_ball(
+    signed: ndarray, bias: ndarray | None, norms: ndarray, box: float, x: ndarray | None = None
+) -> Alternative | None:
+    """The exact centre of the largest ball in the box for signed rows [n, D] and biases [n], and its multipliers.
+
+    ``norms`` [n] are taken as the lengths of the rows; ``x`` [D]: a point whose worst rows are tried first. A bias is
+    one more entry of each row, ``y_i c_i + K‖w_i‖`` with K so large that all are positive: beside the l1 norm of the
+    others, the least ``‖R Σ λ_i a_i‖₁ + Σ λ_i y_i c_i`` is found, and K more.
+    """
+    width = signed.shape[1]
+    margins = np.zeros(len(signed)) if x is None else signed @ x
+    if bias is None:
+        order = np.argsort(margins / norms, kind="stable")
+        found = _Simplex(signed, order, norms).solve(60 * width + 400)
+    else:
+        order = np.argsort((margins + bias) / norms, kind="stable")
+        largest = float(np.max(np.abs(bias) / norms))
+        if not math.isfinite(largest):
+            return None
+        above = Fraction(2) ** (math.frexp(largest)[1] + 1)
+        exact = [
+            [*(Fraction(v) * Fraction(box) for v in row), Fraction(c) + above * Fraction(length)]
+            for row, c, length in zip(signed.tolist(), bias.tolist(), norms.tolist(), strict=True)
+        ]
+        rounded = np.array([[float(v) for v in row] for row in exact])
+        found = _Simplex(rounded, order, norms, exact).solve(60 * width + 400)
+    if found is None or found.point is None:
+        return None
+    return found._replace(point=[v * Fraction(box) for v in found.point[:width]])

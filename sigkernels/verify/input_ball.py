@@ -7,6 +7,7 @@ value that ``v·x`` takes on the unit ball: ``‖v‖₁`` for the box, ``‖v�
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,8 +16,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy import ndarray
 
-from .rounding import U, gamma, row_norms
+from .rounding import gamma, row_norms
 
+ROOT_BITS = 200  # of a square root, rounded up
 BallName = Literal["box", "l2"]
 
 
@@ -98,8 +100,8 @@ class L2Ball(InputBall):
         largest = max((abs(v) for v in x), default=Fraction(0))
         if not largest:
             return largest
-        rounded = np.array([[float(v / largest) for v in x]])
-        return Fraction(float(self.lengths_upper(rounded)[0]) * (1.0 + 8 * U)) * largest
+        square = sum(((v / largest) ** 2 for v in x), Fraction(0))
+        return Fraction(math.isqrt(int(square * 4**ROOT_BITS)) + 1, 2**ROOT_BITS) * largest
 
     def dual_norm_upper(self, total: ndarray) -> float:
         return float(self.lengths_upper(total[None, :])[0])

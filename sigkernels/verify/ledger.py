@@ -129,7 +129,12 @@ class Ledger:
         low = self.low[i]
         if low is not None and low.kind == "codes":
             return code_points(self.question, [self.sets[i]])[0]
-        return None if low is None or low.witness is None else low.witness.astype(np.float64)
+        if low is None or low.witness is None:
+            return None
+        try:
+            return low.witness.astype(np.float64)
+        except OverflowError:  # exact numbers, beyond float64
+            return None
 
     def certificate(self, i: int) -> Certificate:
         """Everything that is proved about set i, in one certificate."""

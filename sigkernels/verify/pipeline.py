@@ -183,7 +183,7 @@ def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable
     one_by_one = solver_stages.linear_programs if in_box else solver_stages.active_sets
     if np.any(wanted & ~ledger.closed()):
         yield stage("radius lp" if in_box else "radius active", lambda which: one_by_one(ledger, which, executor))
-    if in_box and np.any(ledger.yes & ~ledger.closed()):
+    if np.any(ledger.yes & ~ledger.closed()):
         yield stage("radius exact", lambda which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
 
 
@@ -252,6 +252,7 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
         solver_stages.active_sets(ledger, which[~ledger.settled()[which]], executor)
 
     yield _Stage("thin", centres)
+    yield _Stage("exact ball", lambda ledger, which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
 
 
 def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:

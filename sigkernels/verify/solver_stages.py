@@ -13,16 +13,18 @@ from numpy import ndarray
 
 from .certificate import Certificate
 from .code_words import code_points
-from .exact import MAX_WIDTH, gordan_alternative
+from .exact import MAX_WIDTH, gordan_alternative, largest_ball
 from .input_ball import Box, InputBall
 from .largest_balls import Ball, Item, balls
 from .least_norm import Corner, HullProblem, active_set, corner
 from .ledger import Ledger
 from .lp import polish, programs
+from .precise_hull import precise_hull
 from .refine import vertices
 from .threads import one_blas_thread
 
-BALL_WIDTH = 16  # columns up to which the exact largest ball is worth its time
+BALL_WIDTH = 32  # columns up to which the exact largest ball is worth its time
+HULL_ENTRIES = 20_000  # … and entries of a matrix, on the l2 ball, where every row is priced in many digits
 STEPS_PER_FEATURE = 20  # of the active set, at most
 WHOLE_WIDTH = 64  # columns of a DFT from which the interior-point method on all rows beats linear programs on few
 
@@ -161,7 +163,8 @@ def active_sets(ledger: Ledger, which: ndarray, executor: Executor | None) -> No
         high = ledger.high[item.number]
         if high is not None and high.support is not None and high.multipliers is not None:
             support = place[high.support]
-            weights = high.multipliers.astype(np.float64) * mine.norms[support]
+            largest = max(high.multipliers)  # of exact numbers, which may be beyond float64
+            weights = np.array([float(m / largest) for m in high.multipliers]) * mine.norms[support]
         else:  # from the row that is lowest at the best point
             start = np.zeros(ledger.question.d) if item.start is None else item.start
             problem = HullProblem.of(mine.rows, mine.offset, item.active, ledger.question.box)
@@ -250,19 +253,22 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
 def exact_balls(ledger: Ledger, which: ndarray) -> None:
     """Offer the exact largest ball of each set, where rows are so nearly parallel that no float64 solver finds it."""
     question = ledger.question
-    if question.ball.name != "box":
+    labels = np.flatnonzero(question.norms[1] > 0)
+    if question.k >= 0 or question.d > BALL_WIDTH or not labels.size:
         return
-    if question.bias is not None or question.k >= 0 or question.d > BALL_WIDTH or question.zero_rows.size:
+    rows, norms = question.matrix[labels], question.norms[1][labels]
+    in_l2 = question.ball.name == "l2"
+    if in_l2 and rows.size > HULL_ENTRIES:
         return
     for i in which.tolist():
-        y = np.full(question.n, -1.0)
-        y[ledger.sets[i]] = 1.0
-        x = ledger.point(i)
-        hint = None if x is None else y * (question.matrix @ x)
-        answer = gordan_alternative(y[:, None] * question.matrix, hint, question.norms[1])
-        if answer is None or answer.point is None:
+        y = np.where(np.isin(labels, ledger.sets[i]), 1.0, -1.0)
+        bias = None if question.bias is None else y * question.bias[labels]
+        if in_l2:
+            found = precise_hull(y[:, None] * rows, bias, question.box, ledger.point(i))
+        else:
+            found = largest_ball(y[:, None] * rows, bias, norms, question.box, ledger.point(i))
+        if found is None or found.point is None:
             continue
-        point = [v * Fraction(question.box) for v in answer.point]
-        ledger.offer(i, Certificate("witness", witness=np.array(point, dtype=object)))
-        multipliers = np.array(answer.multipliers, dtype=object)
-        ledger.offer(i, Certificate("dual", support=answer.support, multipliers=multipliers))
+        ledger.offer(i, Certificate("witness", witness=np.array(found.point, dtype=object)))
+        multipliers = np.array(found.multipliers, dtype=object)
+        ledger.offer(i, Certificate("dual", support=labels[found.support], multipliers=multipliers))
