@@ -143,11 +143,11 @@ def radius(args: argparse.Namespace) -> list[dict]:
 
 
 def margin(args: argparse.Namespace) -> list[dict]:
-    """Margins on the unit l2 ball against quadratic programs, argmaxable sets of trained layers."""
+    """Margins on the unit l2 ball against quadratic programs, argmaxable sets of layers trained for ``--steps``."""
     rows = []
     for n in args.n:
         for d in args.d:
-            W, sets = layer("trained", n, d, args.data, args.cache)
+            W, sets = layer("trained", n, d, args.data, args.cache, args.steps)
             W = W.astype(np.float64)
             sets = distinct(sets, 60)
             yes = [s for s, v in zip(sets, verify(W, sets).verdicts, strict=True) if v == "ARGMAXABLE"][: args.sets]
@@ -345,6 +345,7 @@ def main() -> None:
     parser.add_argument("--baseline", type=int, default=3, help="label sets for HiGHS")
     parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=list(PEERS), help="solvers for margin")
     parser.add_argument("--matrix", type=Path, help=".npy file with the matrix [classes, features] of classes")
+    parser.add_argument("--steps", type=int, default=250, help="of training, for the layers of margin")
     parser.add_argument("--classes", type=int, help="of classes: only this many of them")
     parser.add_argument("--data", help="debian_deps.npz (default: the one in the package)")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where trained layers are kept")
