@@ -23,6 +23,7 @@ def test_every_example_is_tried_here():
         "estimator",
         "export_head",
         "swap_bert",
+        "train_sharded",  # in test_sharding_faults.py
         "training_loop",
     }
 

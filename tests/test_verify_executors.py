@@ -1,0 +1,42 @@
+"""``verify(executor=…)`` on the executors of other packages: the answers of one process."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sigkernels as sk
+
+
+def check(executor: Any) -> None:
+    matrix = np.repeat(np.random.default_rng(1).integers(-2, 3, (6, 3)).astype(float), 2, axis=0)
+    sets = [[0, 1], [0, 3], [2, 3, 4, 5], [1], list(range(12))]
+    serial, parallel = (sk.verify(matrix, sets, radius=True, executor=e) for e in (None, executor))
+    assert parallel.verdicts.tolist() == serial.verdicts.tolist()
+    assert np.allclose(parallel.radius_hi, serial.radius_hi)
+    assert parallel.check()
+
+
+def test_dask():
+    distributed = pytest.importorskip("distributed")
+    with distributed.Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+        check(client.get_executor())
+
+
+def test_ray():
+    ray = pytest.importorskip("ray")
+
+    class RayExecutor(Executor):  # Ray has none of its own
+        def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future:
+            return ray.remote(function).remote(*args, **kwargs).future()
+
+    paths = {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env=paths)
+    try:
+        check(RayExecutor())
+    finally:
+        ray.shutdown()
