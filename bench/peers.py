@@ -24,7 +24,7 @@ from sigkernels import machine_load
 from sigkernels.memory import peak_bytes
 
 __all__ = [
-    "ACTIVE", "CLOCK", "LOSSES", "OURS", "QUICK", "STEPS", "Case", "Problem", "Step", "bracketing_lml", "duel",
+    "ACTIVE", "CLOCK", "LOSSES", "OURS", "QUICK", "STEPS", "Case", "ChunkedSGD", "Problem", "Step", "bracketing_lml", "duel",
     "interleaved", "log_tree_topk_svm", "median_interval", "peak_bytes", "race", "samples",
 ]  # fmt: skip
 
@@ -134,6 +134,47 @@ LOSSES: dict[str, sk.Loss] = {
     "sigmoidF1, pooled": sk.SigmoidF1(average="pooled"),
     "LML-NLL": sk.LMLNLL(10),
 }
+
+
+# -- training in label chunks ---------------------------------------------------------------------------------------
+
+
+class ChunkedSGD:
+    """A linear layer trained with BCE and SGD in chunks of labels, as ELMO does, in plain torch: no gradient array either.
+
+    ``weight [n, s]`` may be bfloat16: a chunk is widened to float32, multiplied and stepped there, and rounded at random.
+    """
+
+    def __init__(self, weight: Tensor, lr: float, chunk: int = 8192) -> None:
+        self.weight, self.lr, self.chunk = weight, lr, chunk
+
+    @torch.no_grad()
+    def step(self, x: Tensor, sets: sk.LabelSets) -> Tensor:
+        """The loss of a batch and its gradient of ``x [B, s]`` float32; the weights are stepped."""
+        n, rows = self.weight.shape[0], x.shape[0]
+        labels, order = sets.indices.sort()
+        row = sets.rows()[order]
+        edges = torch.searchsorted(labels, torch.arange(0, n + self.chunk, self.chunk)).tolist()
+        grad_x, total = torch.zeros_like(x), torch.zeros((), dtype=torch.float64)
+        for index, start in enumerate(range(0, n, self.chunk)):
+            part = self.weight[start : start + self.chunk]
+            wide = part.float()
+            z = x @ wide.T
+            y = torch.zeros_like(z)
+            inside = slice(edges[index], edges[index + 1])
+            y[row[inside], labels[inside] - start] = 1
+            total += F.binary_cross_entropy_with_logits(z, y, reduction="sum")
+            g = z.sigmoid_().sub_(y).div_(rows * n)
+            grad_x.addmm_(g, wide)
+            if part.dtype == torch.float32:
+                part.addmm_(g.T, x, alpha=-self.lr)
+            else:
+                wide.addmm_(g.T, x, alpha=-self.lr)
+                bits = wide.view(torch.int32)
+                bits += torch.randint(0, 65536, bits.shape, dtype=torch.int32)
+                part.copy_(bits.bitwise_and_(-65536).view(torch.float32))
+        self.grad_x = grad_x
+        return total / (rows * n)
 
 
 # -- LML as published -----------------------------------------------------------------------------------------------

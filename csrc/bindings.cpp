@@ -110,6 +110,25 @@ void set_gradients(Call& call, Address grad_x, Address grad_bias, Address grad_w
     job.grad_weight_stride = grad_weight_stride, job.grad_weight_dtype = dtype_of(grad_weight_dtype);
 }
 
+sk::Update update_of(int kind, int rounding, double lr, double weight_decay, double momentum, double beta1, double beta2,
+                     double correction1, double correction2, double eps, uint64_t key, Address parameter, int64_t stride,
+                     Address first, Address second, Address compensation) {
+    if (kind < 1 || kind > 4) throw py::value_error("kind must be 1 (SGD), 2 (with momentum), 3 (Adagrad) or 4 (AdamW)");
+    if (rounding < 0 || rounding > 2) throw py::value_error("rounding must be 0 (nearest), 1 (stochastic) or 2 (Kahan)");
+    const bool states = (kind < 2 || first) && (kind < 4 || second) && (rounding < 2 || compensation);
+    if (!parameter || !states) throw py::value_error("an update needs its parameter and the state of its kind");
+    return {static_cast<sk::UpdateKind>(kind), static_cast<sk::Rounding>(rounding), lr, weight_decay, momentum, beta1, beta2,
+            correction1, correction2, eps, key, at<void>(parameter), stride, at<void>(first), at<void>(second),
+            at<void>(compensation)};
+}
+
+// In place of gradients that are written.
+void set_updates(Call& call, const sk::Update* weight, const sk::Update* bias) {
+    sk::Job& job = call.job;
+    if (weight) job.weight_update = *weight, job.needs_weight = true;
+    if (bias) job.bias_update = *bias, job.needs_bias = true;
+}
+
 void run(const Call& call, const sk::Job& job, const sk::Outputs& outputs) {
     const sk::Kernels& kernels = sk::kernels_for(sk::forced_isa(), job);
     const py::gil_scoped_release release;
@@ -232,7 +251,14 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
         .def("set_dense_targets", &set_dense_targets, py::kw_only(), arg("data"), arg("dtype"), arg("stride"),
              arg("step"))
         .def("set_gradients", &set_gradients, py::kw_only(), arg("grad_x") = 0, arg("grad_bias") = 0,
-             arg("grad_weight") = 0, arg("grad_weight_stride") = 0, arg("grad_weight_dtype") = 0, "Where the gradients go; 0: nobody needs it.");
+             arg("grad_weight") = 0, arg("grad_weight_stride") = 0, arg("grad_weight_dtype") = 0, "Where the gradients go; 0: nobody needs it.")
+        .def("set_updates", &set_updates, arg("weight").none(true), arg("bias").none(true),
+             "The steps that take the place of the gradients of weight and bias; call it after set_gradients.");
+
+    py::class_<sk::Update>(m, "Update", "The step of an optimizer on a parameter with a row for each label (csrc/core/optim.h).")
+        .def(py::init(&update_of), py::kw_only(), arg("kind"), arg("rounding"), arg("lr"), arg("weight_decay"),
+             arg("momentum"), arg("beta1"), arg("beta2"), arg("correction1"), arg("correction2"), arg("eps"), arg("key"),
+             arg("parameter"), arg("stride"), arg("first") = 0, arg("second") = 0, arg("compensation") = 0);
 
     py::class_<sk::LossParams>(m, "LossParams", "The numbers of an elementwise loss (csrc/core/losses.h).")
         .def(py::init(&loss_params), py::kw_only(), arg("kind"), arg("label_smoothing"), arg("gamma_pos"),

@@ -6,7 +6,7 @@ label sets, a **loss** (``BCE``, …) says what is measured.
 
 from typing import TYPE_CHECKING
 
-from . import datasets, functional, metrics, signs
+from . import datasets, functional, metrics, optim, signs
 from .backends import available_backends, backend, backend_status
 from .clip import clip_grad_norm_
 from .dft import dft_matrix
@@ -85,6 +85,7 @@ __all__ = [
     "dft_matrix",
     "functional",
     "metrics",
+    "optim",
     "signs",
     "suggest",
     "swap_output_layer",

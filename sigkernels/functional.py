@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import ops, validation
 from .layer import Layer
+from .layer_update import LayerUpdate
 from .losses import BCE, ColumnLoss, ElementwiseLoss, Loss, Reduction
 from .ops import lml, lml_nll, smooth_topk_svm, truncated_topk_entropy
 from .partial_labels import check_partial_targets
@@ -179,6 +180,43 @@ def layer_loss(
         y = y[:, layer.labels]
     value = ops.layer_loss(flat, layer, y, loss, reduction, shard)
     return value.reshape(x.shape[:-1]) if reduction == "none" else value
+
+
+def layer_update(
+    x: Tensor,
+    flat: Tensor,
+    layer: Layer,
+    targets: Any,
+    loss: Loss,
+    reduction: Reduction,
+    unknown: Any,
+    upstream: float,
+    update: LayerUpdate,
+) -> Tensor:
+    """The loss of such a layer, whose parameters are stepped in the same pass as for an upstream gradient of ``upstream``."""
+    if not isinstance(loss, ElementwiseLoss):
+        validation.check_loss(loss, layer.num_labels, x.device)
+        raise ValueError(
+            f"update= steps a tile of labels as soon as its gradient is there, and {type(loss).__name__} is made of whole "
+            f"{'columns' if isinstance(loss, ColumnLoss) else 'rows'}; use a loss of single labels such as BCE(), or an "
+            "ordinary optimizer"
+        )
+    if validation.check_reduction(reduction) == "none":
+        raise ValueError("update= needs one loss for the whole batch: use reduction='mean' or 'sum', not 'none'")
+    validation.check_loss(loss, layer.num_labels, x.device)
+    y: Any
+    count: float
+    if unknown is None:
+        y, count = (
+            validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device),
+            flat.shape[0] * layer.num_labels,
+        )
+    else:
+        partial, known = check_partial_targets(targets, unknown, x.shape[:-1], layer.num_labels, x.device)
+        y, count = partial.at_labels(layer.labels), float(known)
+    if not flat.shape[0] or not count:
+        raise ValueError("update= needs at least one row with a known label: a mean of nothing has no gradient")
+    return ops.updated_loss(flat, layer, y, loss, 1.0 / count if reduction == "mean" else 1.0, upstream, update)
 
 
 def _partial_loss(

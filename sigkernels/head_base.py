@@ -18,6 +18,7 @@ from . import functional, ops, validation
 from .labels import LabelSets
 from .layer import Layer
 from .losses import BCE, Loss, Reduction
+from .optim import FusedOptimizer, check_update, refuse_shards
 from .prior import Prior
 from .sharding import LabelShard
 from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold
@@ -189,7 +190,14 @@ class Head(nn.Module):
         def __call__(self, h: Tensor) -> Tensor: ...
         @overload
         def __call__(
-            self, h: Tensor, targets: Any, loss: Loss = ..., reduction: Reduction = ..., *, unknown: Any = ...
+            self,
+            h: Tensor,
+            targets: Any,
+            loss: Loss = ...,
+            reduction: Reduction = ...,
+            *,
+            unknown: Any = ...,
+            update: FusedOptimizer | None = ...,
         ) -> Tensor: ...
         @overload
         def __call__(self, h: Tensor, *, _verb: Callable[[Tensor], _Result]) -> _Result: ...
@@ -203,15 +211,20 @@ class Head(nn.Module):
         reduction: Reduction = "mean",
         _verb: Callable[[Tensor], Any] | None = None,
         unknown: Any = None,
+        update: FusedOptimizer | None = None,
     ) -> Any:
         """Logits, ``[..., n]``; with ``targets``, the loss instead, without this array: see ``loss``."""
         if _verb is not None:
             return _verb(h)
         if targets is not None:
-            return self._loss(h, targets, BCE() if loss is None else loss, reduction, unknown)
-        if loss is not None or reduction != "mean" or unknown is not None:
+            chosen = BCE() if loss is None else loss
+            if update is not None:
+                return self._updated_loss(h, targets, chosen, reduction, unknown, update)
+            return self._loss(h, targets, chosen, reduction, unknown)
+        if loss is not None or reduction != "mean" or unknown is not None or update is not None:
             raise ValueError(
-                "loss, reduction or unknown were given without targets; head(h) gives logits, head(h, targets) a loss"
+                "loss, reduction, unknown or update were given without targets; head(h) gives logits, head(h, targets) a "
+                "loss"
             )
         return self._logits(h)
 
@@ -223,6 +236,7 @@ class Head(nn.Module):
         reduction: Reduction = "mean",
         *,
         unknown: Any = None,
+        update: FusedOptimizer | None = None,
     ) -> Tensor:
         """The loss against ``targets``, fused with the layer: no ``[B, n]`` array is made. The same as ``head(h, targets)``.
 
@@ -235,10 +249,14 @@ class Head(nn.Module):
             unknown: labels of each row that are not annotated, in any form of label sets, or a mask ``[..., n]``: they
                 have no part in the loss, the mean or the gradients. Their targets may be anything, NaN too. Only
                 losses of single labels (``BCE``, ``Focal``, …) take them.
+            update: an optimizer of ``sigkernels.optim``: the label weights and biases make their step in this very pass,
+                and no gradient of their size exists. What ``backward`` brings to ``h`` is of the weights before it.
         """
         if targets is None:
             raise TypeError("targets must be LabelSets, a dense [B, n] tensor or another form of label sets, got None")
-        return self(h, targets, loss, reduction, unknown=unknown)
+        if update is None:
+            return self(h, targets, loss, reduction, unknown=unknown)
+        return self(h, targets, loss, reduction, unknown=unknown, update=update)
 
     def topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label.
@@ -312,6 +330,20 @@ class Head(nn.Module):
         self._check_batches("loss", h, targets, (loss, reduction, unknown))
         x, flat, layer = self._flat(h)
         return functional.layer_loss(x, flat, layer, targets, loss, reduction, unknown, self.shard)
+
+    @torch.compiler.disable(reason="update= changes the label weights in memory while the loss is computed")
+    def _updated_loss(
+        self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction, unknown: Any, update: FusedOptimizer
+    ) -> Tensor:
+        check_update(update)
+        refuse_shards(self)
+        x, flat, layer = self._flat(h)
+        parameters = {"weight": layer.weight} if layer.bias is None else {"weight": layer.weight, "bias": layer.bias}
+        steps = update.layer_update(parameters)
+        scale = validation.check_number("grad_scale", update.grad_scale)
+        value = functional.layer_update(x, flat, layer, targets, loss, reduction, unknown, scale, steps)
+        update.finish(steps)
+        return value
 
     def _topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
         self._check_batches("topk", h, settings=m)

@@ -273,6 +273,8 @@ void run_pass(const Kernels& kernels, const Job& job) {
 
 void run_job(const Kernels& kernels, Job whole, int64_t chunk, const Outputs& outputs) {
     if (whole.indices) check_targets(whole);
+    if (chunk < whole.rows && (updates(whole.weight_update) || updates(whole.bias_update)))
+        throw std::invalid_argument("an update needs the gradient of all rows: take them as one chunk");
     const int64_t real = whole.dtype == Dtype::f64 ? 8 : 4;
     for (int64_t first = 0; first < whole.rows; first += chunk) {
         Job job = rows_of(whole, first, std::min(chunk, whole.rows - first));

@@ -7,6 +7,7 @@
 
 #include "core/confusion.h"
 #include "core/losses.h"
+#include "core/optim.h"
 
 namespace sk {
 
@@ -87,6 +88,8 @@ struct Job {
     Dtype grad_weight_dtype = Dtype::f32;
     int64_t grad_weight_stride = 0;
     void* grad_bias = nullptr;     // C [m]
+    // In place of a gradient that is written: the step of an optimizer, tile by tile.  All rows are one chunk then.
+    Update weight_update, bias_update;
 
     ConfusionPass confusion;
 
@@ -111,6 +114,8 @@ struct Job {
 
 inline int64_t dft_columns(const Job& job) { return job.k >= 0 ? 2 * int64_t{job.k} + 1 : 0; }
 inline int64_t x_columns(const Job& job) { return dft_columns(job) + job.codes + job.slack; }
+
+inline bool updates(const Update& update) { return update.kind != UpdateKind::none; }
 
 // A column of logits is needed whole, for all rows: their panels are kept until the tile is done.
 inline bool whole_columns(const Job& job) {

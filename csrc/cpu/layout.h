@@ -43,7 +43,8 @@ struct Layout {
     // A tile of the weight is copied first, with copied_stride Factors from row to row.
     const bool copies_weight;
     const int64_t copied_stride;
-    // grad_weight has another type in memory: a tile of it is made in C, with narrowed_stride numbers from row to row.
+    // grad_weight has another type in memory, or an optimizer takes it: a tile of it is made in C, with narrowed_stride
+    // numbers from row to row.
     const bool narrows_grad_weight;
     const int64_t narrowed_stride;
     const bool adds_grad_weight;  // to what is there already, by the product itself
@@ -58,7 +59,7 @@ struct Layout {
           keeps_panels(job.needs_weight || job.needs_bias || columns),
           panel_stride(tile * PW + 13 * 64 / static_cast<int64_t>(sizeof(C))), copies_weight(must_copy_weight(job)),
           copied_stride(stride_of_copy(slack_terms)),
-          narrows_grad_weight(job.needs_weight && job.grad_weight_dtype != kReal<C>),
+          narrows_grad_weight(job.needs_weight && (job.grad_weight_dtype != kReal<C> || updates(job.weight_update))),
           narrowed_stride(stride_of_copy(slack)), adds_grad_weight(job.accumulate && !narrows_grad_weight),
           slack_vectors((slack + L - 1) / L),
           half_tail(SK_VEC_BYTES > 16 && slack > L && slack % L && slack % L <= L / 2) {}

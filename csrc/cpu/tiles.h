@@ -13,6 +13,7 @@
 #include "cpu/consumers.h"
 #include "cpu/loss_panel.h"
 #include "cpu/pack.h"
+#include "cpu/update_tile.h"
 
 namespace sk {
 namespace {
@@ -334,18 +335,20 @@ struct Tiles {
     }
 
     void grad_weight(int64_t at, int64_t count) {
-        const bool narrow = layout.narrows_grad_weight;
+        const bool narrow = layout.narrows_grad_weight, update = updates(job.weight_update);
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
         const int64_t stride = narrow ? layout.narrowed_stride : job.grad_weight_stride;
         for (int64_t group = 0; group < count; group += kGroup) {
             const int64_t rows = count - group < kGroup ? count - group : kGroup;
-            C* to = out + group * stride;
+            C* to = update ? out : out + group * stride;  // what is used up at once stays near
             for (int64_t panel = 0; panel < panels; panel += kDepth / PW) {
                 const int64_t last = panel + kDepth / PW < panels ? panel + kDepth / PW : panels;
                 grad_weight_group(group, rows, panel, last, to, stride, layout.adds_grad_weight || panel);
             }
+            if (update)
+                update_rows(job.weight_update, job.dtype, to, stride, rows, layout.slack, at + group, job.label_start + at + group);
         }
-        if (!narrow) return;
+        if (!narrow || update) return;
         with_storage<C>(job.grad_weight_dtype, job.grad_weight, [&](auto* to) {
             using E = std::remove_reference_t<decltype(*to)>;
             for (int64_t t = 0; t < count; ++t) {
@@ -361,7 +364,8 @@ struct Tiles {
     }
 
     void grad_bias(int64_t at, int64_t count) {
-        C* out = static_cast<C*>(job.grad_bias) + at;
+        const bool update = updates(job.bias_update);
+        C* out = update ? local.gbias : static_cast<C*>(job.grad_bias) + at;
         for (int64_t t = 0; t < count; ++t) {
             V total{};
             C lanes[L], sum = job.accumulate ? out[t] : C(0);
@@ -378,6 +382,7 @@ struct Tiles {
             for (int i = 0; i < L; ++i) sum += lanes[i];
             out[t] = sum;
         }
+        if (update) update_rows(job.bias_update, job.dtype, out, 1, count, 1, at, job.label_start + at);
     }
 };
 

@@ -141,7 +141,8 @@ def choose(forced: str, device: torch.device, operation: Operation, loss: Any = 
 
 def _refusal(backend: Backend, device: torch.device, operation: Operation, loss: Any, codes: int) -> str | None:
     about_layer = (backend.refuses_codes() if codes else None) or backend.refuses(operation, loss)
-    return backend.refuses_device(device) or about_layer
+    about_update = backend.refuses_update() if operation == "fused_update" else None
+    return backend.refuses_device(device) or about_update or about_layer
 
 
 def _require(name: str, source: str) -> None:

@@ -19,6 +19,7 @@ from ..codes import sign_bits
 from ..dft_plan import plan
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
+from ..layer_update import ROUNDINGS, LayerUpdate, ParameterUpdate
 from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from . import missing_kernels, torch_tiled
@@ -75,8 +76,14 @@ class CPUBackend(Backend):
     def refuses_unknown(self) -> str | None:
         return None
 
+    def refuses_update(self) -> str | None:
+        return None
+
     def fused_loss(self, call: LossCall) -> LossResult:
         return fused_loss(call)
+
+    def fused_update(self, call: LossCall, update: LayerUpdate) -> LossResult:
+        return fused_loss(call, update)
 
     def column_loss(self, call: LossCall) -> ColumnResult:
         from . import cpu_confusion
@@ -106,9 +113,11 @@ def isa() -> str:
     return _C.isa()
 
 
-def fused_loss(call: LossCall) -> LossResult:
+def fused_loss(call: LossCall, update: LayerUpdate | None = None) -> LossResult:
     """An elementwise loss and its gradients, in one pass of the tile loop."""
     x, layer, targets, loss, scale, (needs_x, needs_weight, needs_bias), _ = call
+    if update is not None:
+        needs_weight = needs_bias = False
     params = loss.kernel_params()
     assert isinstance(params, ElementwiseParams)
     real, (batch, columns), labels = accumulate_dtype(x.dtype), x.shape, layer.num_rows
@@ -119,9 +128,11 @@ def fused_loss(call: LossCall) -> LossResult:
     grad_weight = weight_gradient(x, layer) if needs_weight else None
     total = 0.0
     if batch and labels:
-        loop = _Call(x, layer)
+        loop = _Call(x, layer, rows_at_once=update is not None)
         loop.set_targets(targets)
         loop.set_gradients(grad_x, grad_bias, grad_weight)
+        if update is not None:
+            loop.c.set_updates(_update(update.weight), _update(update.bias))
         given: dict[str, Any] = {"row_loss": rows.data_ptr()}  # what is left out has no part in the loss
         if isinstance(scale, Tensor):
             given["row_scale"] = loop.keep(scale.to(real).contiguous())
@@ -144,6 +155,29 @@ def fused_loss(call: LossCall) -> LossResult:
 def _loss_numbers(numbers: tuple[float, ...]) -> Any:
     """All of ``ElementwiseParams`` but the label weights, as the core has them."""
     return _C.LossParams(**ElementwiseParams(*numbers).numbers())  # type: ignore[arg-type]
+
+
+def _update(update: ParameterUpdate | None) -> Any:
+    """A step as the core has it; the caller keeps its tensors alive."""
+    if update is None:
+        return None
+    states = {name: getattr(update, name) for name in ("first", "second", "compensation")}
+    return _C.Update(
+        kind=update.kind,
+        rounding=ROUNDINGS.index(update.rounding),
+        lr=update.lr,
+        weight_decay=update.weight_decay,
+        momentum=update.momentum,
+        beta1=update.beta1,
+        beta2=update.beta2,
+        correction1=1 - update.beta1**update.step,
+        correction2=1 - update.beta2**update.step,
+        eps=update.eps,
+        key=update.key,
+        parameter=update.parameter.data_ptr(),
+        stride=update.parameter.stride(0),
+        **{name: state.data_ptr() for name, state in states.items() if state is not None},
+    )
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:

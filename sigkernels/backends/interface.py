@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..layer import Layer
+from ..layer_update import LayerUpdate
 from ..losses import ColumnLoss, ElementwiseLoss
 from ..partial_labels import PartialTargets
 
-Operation = Literal["fused_loss", "column_loss", "logits", "logits_adjoint", "topk", "predict", "lml"]
+Operation = Literal["fused_loss", "fused_update", "column_loss", "logits", "logits_adjoint", "topk", "predict", "lml"]
 
 
 class BackendError(RuntimeError):
@@ -102,6 +103,14 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def fused_loss(self, call: LossCall) -> LossResult:
         """An elementwise loss of each row and the gradients, in one pass over label tiles."""
+
+    def fused_update(self, call: LossCall, update: LayerUpdate) -> LossResult:
+        """The same with steps of an optimizer in the place of the gradients of weight and bias, which are None."""
+        raise BackendError(str(self.refuses_update()))
+
+    def refuses_update(self) -> str | None:
+        """``None``, or one sentence: why it does not step weights inside the pass."""
+        return f"the {self.name} backend has no kernel for update=; use 'torch' or 'auto'"
 
     @abc.abstractmethod
     def column_loss(self, call: LossCall) -> ColumnResult:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..layer import Layer
+from ..layer_update import LayerUpdate
 from . import torch_columns, torch_lml, torch_tiled
 from .interface import Backend, ColumnResult, LMLSteps, LossCall, LossResult, Operation
 
@@ -30,8 +31,14 @@ class TorchBackend(Backend):
     def refuses_unknown(self) -> str | None:
         return None
 
+    def refuses_update(self) -> str | None:
+        return None
+
     def fused_loss(self, call: LossCall) -> LossResult:
         return torch_tiled.fused_loss(call)
+
+    def fused_update(self, call: LossCall, update: LayerUpdate) -> LossResult:
+        return torch_tiled.fused_loss(call, update)
 
     def column_loss(self, call: LossCall) -> ColumnResult:
         return torch_columns.column_loss(call)

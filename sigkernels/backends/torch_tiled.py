@@ -19,9 +19,11 @@ from ..dft_plan import plan
 from ..label_forms import checked_rows
 from ..labels import LabelSets
 from ..layer import Layer
+from ..layer_update import LayerUpdate
 from ..losses import ElementwiseLoss
 from ..partial_labels import PartialTargets
 from .interface import LossCall, LossResult, accumulate_dtype, gradient_dtype, sum_dtype
+from .torch_update import apply_update
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CHUNK_ELEMENTS = 2**19  # B · chunk: the working buffers stay near the cache
@@ -160,13 +162,30 @@ class GradientSums:
         return None if self.x is None else self.x.to(self.out_dtype), self.weight, self.bias
 
 
+class UpdatingSums(GradientSums):
+    """The same with a step of weight and bias in the place of their gradients: those of one chunk at a time exist."""
+
+    def __init__(self, walk: LabelChunks, needs: tuple[bool, ...], out_dtype: torch.dtype, update: LayerUpdate) -> None:
+        super().__init__(walk, (needs[0], False, False), out_dtype)
+        self.update = update
+
+    def add(self, index: int, chunk: Chunk, g: Tensor) -> None:
+        super().add(index, chunk, g)
+        label = self.walk.layer.label_start + chunk.start
+        if self.update.weight is not None:
+            apply_update(self.update.weight, g.T @ self.walk.slack, chunk.start, label)
+        if self.update.bias is not None:
+            apply_update(self.update.bias, g.sum(0), chunk.start, label)
+
+
 @without_autocast
-def fused_loss(call: LossCall) -> LossResult:
+def fused_loss(call: LossCall, update: LayerUpdate | None = None) -> LossResult:
     """An elementwise loss, by its own formula."""
     x, layer, loss = call.x, call.layer, cast(ElementwiseLoss, call.loss)
     walk = LabelChunks(x, layer)
     rows = torch.zeros(x.shape[0], dtype=sum_dtype(x.device), device=x.device)
-    sums = GradientSums(walk, call.needs, gradient_dtype(x.dtype))
+    out = gradient_dtype(x.dtype)
+    sums = GradientSums(walk, call.needs, out) if update is None else UpdatingSums(walk, call.needs, out, update)
     scale = call.scale.to(walk.x.dtype)[:, None] if isinstance(call.scale, Tensor) else call.scale
     chunk_targets = ChunkTargets(call.targets, layer, walk)
     for index, chunk in enumerate(walk):

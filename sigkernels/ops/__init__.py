@@ -1,5 +1,6 @@
 """Operations, one file each: the autograd Function, its torch.library registration, and the dispatch."""
 
+from .fused_update import updated_loss
 from .layer_loss import layer_loss
 from .lml import LML, lml, lml_nll
 from .logits import logits
@@ -20,4 +21,5 @@ __all__ = [
     "smooth_topk_svm",
     "topk",
     "truncated_topk_entropy",
+    "updated_loss",
 ]

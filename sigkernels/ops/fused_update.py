@@ -1,0 +1,82 @@
+"""A fused loss whose pass also steps the label weights and biases: ``head.loss(h, targets, update=optimizer)``.
+
+    loss = Σ_bi f(z_bi, y_bi) · scale        grad_x: of the weights before the step; the gradients of weight and bias are
+                                             made a tile of labels at a time, used for the step, and forgotten
+
+The step is made in the forward pass, when the upstream gradient is not known yet: it is taken to be ``upstream``, and the
+backward pass raises where it is another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import backends
+from ..backends.interface import LossCall, accumulate_dtype
+from ..labels import LabelSets
+from ..layer import Layer
+from ..layer_update import LayerUpdate
+from ..losses import ElementwiseLoss
+from ..operator_dispatch import by_operator
+from ..partial_labels import PartialTargets
+from .double_backward import refuse_double_backward
+from .targets import target_tensors
+
+
+def updated_loss(
+    x: Tensor,  # [B, D]
+    layer: Layer,
+    targets: LabelSets | Tensor | PartialTargets,
+    loss: ElementwiseLoss,
+    scale: float,
+    upstream: float,
+    update: LayerUpdate,
+) -> Tensor:
+    """``scale · Σ f``, ``[]``, after one step of the parameters of ``update``. Arguments were checked."""
+    known = targets.targets if isinstance(targets, PartialTargets) else targets
+    if by_operator(x, layer.weight, layer.bias, *target_tensors(known), *loss.tensors()):
+        raise ValueError(
+            "update= changes weights in memory, and here is none to change: fake and meta tensors and tensor subclasses "
+            "are for tracing; call the loss without update="
+        )
+    return _UpdatedLoss.apply(
+        (layer, targets, loss, scale, upstream, update), x, *(p.parameter for p in update.parts())
+    )
+
+
+class _UpdatedLoss(torch.autograd.Function):
+    """Parameters are inputs so that the loss has a backward pass even where x needs no gradient; theirs is None."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Any, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+        layer, targets, loss, scale, ctx.upstream, update = call
+        chosen = backends.select(x, "fused_update", loss, layer.codes)
+        needs = (ctx.needs_input_grad[1], update.weight is not None, update.bias is not None)
+        result = chosen.fused_update(LossCall(x, layer, targets, loss, scale * ctx.upstream, needs), update)
+        for parameter in parameters:  # a graph that still needs the weights of before says so instead of using these
+            torch.autograd.graph.increment_version(parameter)
+        ctx.save_for_backward(x, result.grad_x)
+        return (result.rows.sum() * scale).to(accumulate_dtype(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        _check_upstream(grad_output, ctx.upstream)
+        x, grad_x = ctx.saved_tensors
+        if torch.is_grad_enabled() and grad_x is not None:  # create_graph=True
+            (grad_x,) = refuse_double_backward([x, grad_output], [grad_x])
+        return None, grad_x, *[None] * (len(ctx.needs_input_grad) - 2)
+
+
+def _check_upstream(grad_output: Tensor, upstream: float) -> None:
+    wrong = (
+        f"the label weights were stepped with an upstream gradient of {upstream}, and backward brings another{{}}: the "
+        "loss was scaled or averaged after head.loss(…, update=opt). Set opt.grad_scale to that factor before the loss, or "
+        "scale lr; a GradScaler is not for fused optimizers (bfloat16 needs none)"
+    )
+    if not grad_output.is_cpu:  # no accelerator is waited for: its own check fails the stream
+        torch._assert_async(grad_output == upstream, wrong.format(""))
+    elif grad_output.item() != upstream:
+        raise RuntimeError(wrong.format(f", {grad_output.item()}"))

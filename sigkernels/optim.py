@@ -1,0 +1,389 @@
+"""Optimizers whose step for the label weights is made inside the loss: no gradient of their size ever exists.
+
+``loss = head.loss(h, targets, update=opt)`` steps the label weights and biases tile by tile, and ``loss.backward()`` brings
+the gradient of the weights before the step to the encoder, whose parameters an ordinary optimizer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layer_update import ADAGRAD, ADAMW, MOMENTUM, ROUNDINGS, SGD, LayerUpdate, ParameterUpdate
+
+__all__ = ["FusedAdagrad", "FusedAdamW", "FusedOptimizer", "FusedSGD"]
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """What the fused optimizers share. Each call of the loss with ``update=`` is one step; ``step()`` ends it.
+
+    Args:
+        params: a head, whose label weight and bias are taken, or parameters and groups of them as torch's optimizers
+            take them. All other parameters, ``other_parameters(model)``, are for an ordinary optimizer.
+        defaults: the settings of a group.
+
+    Attributes:
+        grad_scale: the upstream gradient that ``backward`` will bring: 1 unless the loss is multiplied by something
+            before it. The gradient of the label weights is multiplied by it.
+
+    Example:
+        >>> encoder, head = torch.nn.Linear(8, 16), sk.LinearHead(16, 100)
+        >>> opt = sk.optim.FusedSGD(head, lr=0.1)
+        >>> rest = torch.optim.AdamW(opt.other_parameters(torch.nn.ModuleList([encoder, head])))
+        >>> loss = head.loss(encoder(torch.randn(4, 8)), [[3, 17], [], [5], [99]], update=opt)  # the labels' step
+        >>> loss.backward()  # to the encoder
+        >>> rest.step(); opt.step()
+        >>> head.weight.grad is None
+        True
+    """
+
+    grad_scale: float = 1.0
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        if isinstance(params, nn.Module):
+            params = _label_parameters(params)
+        self._stepped: set[Tensor] = set()  # since the last step()
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group with settings of its own, such as a bias without weight decay."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._check_group(group)
+        except (TypeError, ValueError):
+            del self.param_groups[-1]
+            raise
+
+    def other_parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters of a model that this optimizer has not: those for an ordinary one."""
+        own = {parameter for group in self.param_groups for parameter in group["params"]}
+        return [parameter for parameter in model.parameters() if parameter not in own]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Ends a step, which the loss itself has made: for schedulers, and so that the next one is not taken for it.
+
+        Raises where a parameter has a gradient, which comes from a loss without ``update=`` and which nobody would use.
+        """
+        value = None
+        if closure is not None:
+            with torch.enable_grad():
+                value = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                _refuse_gradient(parameter)
+        self._stepped.clear()
+        return value
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but keeps the state in its own dtype, which is wider than that of bfloat16 parameters."""
+        super().load_state_dict(state_dict)
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for key, parameter in zip(saved, own, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[parameter][name] = value.detach().to(parameter.device, copy=True)
+        self._stepped.clear()
+
+    def layer_update(self, parameters: dict[str, Tensor]) -> LayerUpdate:
+        """The step of a layer with these parameters, under the names ``weight`` and ``bias``."""
+        indices = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        parts: dict[str, ParameterUpdate | None] = {"weight": None, "bias": None}
+        for name, parameter in parameters.items():
+            if not parameter.requires_grad or not parameter.numel():
+                continue
+            if parameter not in groups:
+                raise ValueError(
+                    f"update has not the head's {name}; make it with {type(self).__name__}(head, …), or freeze the "
+                    "parameter with requires_grad_(False). A parameter that is computed (pruned, parametrized, cast by "
+                    "autocast) cannot be stepped by the loss"
+                )
+            if parameter in self._stepped:
+                raise RuntimeError(
+                    f"the head's {name} was stepped by an earlier loss already; call {type(self).__name__}.step() after "
+                    "backward. Gradients are not accumulated over several losses, and activation checkpointing, which "
+                    "computes a loss twice, cannot contain one with update=: take a larger batch, or leave update= out"
+                )
+            _refuse_gradient(parameter)
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise RuntimeError(f"the head's {name} has gradient hooks, which update= would pass by; remove them")
+            if parameter.stride(-1) != 1 and parameter.shape[-1] > 1:
+                raise ValueError(f"the head's {name} must have contiguous rows, got strides {parameter.stride()}")
+            parts[name] = self._parameter_update(parameter, groups[parameter], indices[parameter])
+        update = LayerUpdate(**parts)
+        if not update.parts():
+            raise ValueError("update has nothing to train: the head's label parameters do not require a gradient")
+        return update
+
+    def finish(self, update: LayerUpdate) -> None:
+        """Takes note of a step that was made."""
+        for part in update.parts():
+            self.state[part.parameter]["step"] = part.step
+            self._stepped.add(part.parameter)
+
+    def _parameter_update(self, parameter: Tensor, group: dict[str, Any], index: int) -> ParameterUpdate:
+        state = self.state[parameter]
+        step = int(state.get("step", 0)) + 1
+        compensation = None
+        rounding = group["rounding"] if parameter.dtype == torch.bfloat16 else "nearest"
+        if rounding == "kahan":
+            compensation = _state(state, "compensation", parameter, dtype=parameter.dtype)
+        return ParameterUpdate(
+            parameter,
+            lr=float(group["lr"]),
+            weight_decay=float(group["weight_decay"]),
+            step=step,
+            rounding=rounding,
+            key=random_key(group["seed"], step, index),
+            compensation=compensation,
+            **self._settings(parameter, group, state),
+        )
+
+    def _settings(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        """What a kind of optimizer adds to its ``ParameterUpdate``."""
+        raise NotImplementedError
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        for name in ("lr", "weight_decay", "eps", "momentum"):
+            if name in group and not float(group[name]) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {group[name]}")
+        if group["rounding"] not in ROUNDINGS:
+            raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, got {group['rounding']!r}")
+        if not isinstance(group["seed"], int):
+            raise TypeError(f"seed must be an int, got {group['seed']!r}")
+        for parameter in group["params"]:
+            if parameter.dtype not in _DTYPES:
+                raise TypeError(f"fused optimizers take float32, float64 and bfloat16, got {parameter.dtype}")
+
+
+class FusedSGD(FusedOptimizer):
+    """``torch.optim.SGD`` for the labels of a head. Without momentum it has no state at all.
+
+    Args:
+        params: a head, or label parameters and groups of them.
+        lr: the learning rate.
+        momentum: of the gradients; costs as much memory as the weights in float32.
+        weight_decay: added to the gradient, times the weight.
+        rounding: of bfloat16 weights: ``"stochastic"``, ``"nearest"``, by which small steps vanish, or ``"kahan"``,
+            which keeps what was lost in a second bfloat16.
+        seed: of stochastic rounding.
+
+    Example:
+        >>> head = sk.LinearHead(16, 100)
+        >>> opt = sk.optim.FusedSGD(head, lr=0.1)
+        >>> head.loss(torch.randn(2, 16), [[3], []], update=opt).backward()
+        >>> opt.step()
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        rounding: str = "stochastic",
+        seed: int = 0,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "rounding": rounding, "seed": seed}
+        super().__init__(params, defaults)
+
+    def _settings(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        momentum = float(group["momentum"])
+        if not momentum:
+            return {"kind": SGD}
+        return {"kind": MOMENTUM, "momentum": momentum, "first": _state(state, "momentum_buffer", parameter)}
+
+
+class FusedAdagrad(FusedOptimizer):
+    """Rowwise Adagrad for the labels of a head: one sum of squares per label, of the mean over its row.
+
+    Args:
+        params: a head, or label parameters and groups of them.
+        lr: the learning rate.
+        weight_decay: added to the gradient, times the weight.
+        initial_accumulator_value: where the sums start.
+        eps: added to the roots of the sums.
+        rounding, seed: as for ``FusedSGD``.
+
+    Example:
+        >>> head = sk.LinearHead(16, 100)
+        >>> opt = sk.optim.FusedAdagrad(head, lr=0.1)
+        >>> head.loss(torch.randn(2, 16), [[3], []], update=opt).backward()
+        >>> opt.step()
+        >>> opt.state[head.weight]["sum"].shape
+        torch.Size([100])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        rounding: str = "stochastic",
+        seed: int = 0,
+    ) -> None:
+        if not initial_accumulator_value >= 0:
+            raise ValueError(f"initial_accumulator_value must be at least 0, got {initial_accumulator_value}")
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "initial_accumulator_value": initial_accumulator_value,
+                "eps": eps,
+                "rounding": rounding,
+                "seed": seed,
+            },
+        )
+
+    def _settings(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        first = _state(state, "sum", parameter, parameter.shape[:1], start=float(group["initial_accumulator_value"]))
+        return {"kind": ADAGRAD, "eps": float(group["eps"]), "first": first}
+
+
+class FusedAdamW(FusedOptimizer):
+    """``torch.optim.AdamW`` for the labels of a head. Its two means are float32 also for bfloat16 weights.
+
+    Args:
+        params: a head, or label parameters and groups of them.
+        lr: the learning rate.
+        betas: of the means of the gradients and of their squares.
+        eps: added to the root of the latter.
+        weight_decay: decoupled: the weights shrink by ``lr · weight_decay``.
+        rounding, seed: as for ``FusedSGD``.
+
+    Example:
+        >>> head = sk.DFTHead(64, 100, k=3, slack=8, bias=True)
+        >>> opt = sk.optim.FusedAdamW([
+        ...     {"params": [head.slack_weight]},
+        ...     {"params": [head.bias], "weight_decay": 0.0},
+        ... ], lr=1e-3)
+        >>> head.loss(torch.randn(2, 64), [[3], []], update=opt).backward()
+        >>> opt.step()
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        rounding: str = "stochastic",
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "rounding": rounding,
+            "seed": seed,
+        }
+        super().__init__(params, defaults)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if not all(0 <= beta < 1 for beta in group["betas"]):
+            raise ValueError(f"betas must lie in [0, 1), got {group['betas']}")
+
+    def _settings(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {
+            "kind": ADAMW,
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "eps": float(group["eps"]),
+            "first": _state(state, "exp_avg", parameter),
+            "second": _state(state, "exp_avg_sq", parameter),
+        }
+
+
+def random_key(seed: int, step: int, index: int) -> int:
+    """64 bits from the seed, the step and the number of the parameter (splitmix64)."""
+    mask, key = 2**64 - 1, 0
+    for part in (seed, step, index):
+        key = (key + part + 0x9E3779B97F4A7C15) & mask
+        key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & mask
+        key ^= key >> 31
+    return key
+
+
+def _state(
+    state: dict[str, Any],
+    name: str,
+    like: Tensor,
+    shape: torch.Size | None = None,
+    dtype: torch.dtype | None = None,
+    start: float = 0.0,
+) -> Tensor:
+    """A part of the state, made when it is first needed, contiguous."""
+    if name not in state:
+        real = torch.float32 if like.dtype == torch.bfloat16 else like.dtype
+        state[name] = torch.full(shape or like.shape, start, dtype=dtype or real, device=like.device)
+    return state[name]
+
+
+def _label_parameters(head: nn.Module) -> list[nn.Parameter]:
+    parameters = getattr(head, "_label_parameters", None)
+    if parameters is None:
+        raise TypeError(f"params must be a head, label parameters or groups of them, got {type(head).__name__}")
+    refuse_shards(head)
+    taken = [p for p, _ in parameters().values() if isinstance(p, nn.Parameter) and p.numel()]
+    if not taken:
+        raise ValueError(
+            "the head has no label weights or biases of its own to train: it has neither slack nor bias, or computes "
+            "them (pruned, parametrized)"
+        )
+    return taken
+
+
+def refuse_shards(head: nn.Module) -> None:
+    """Raises for a head whose labels are sharded over processes."""
+    if getattr(head, "shard", None) is not None:
+        raise ValueError(
+            "fused optimizers are not for sharded heads; leave update out and use an ordinary optimizer on head.parameters()"
+        )
+
+
+def _refuse_gradient(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        raise RuntimeError(
+            f"a label parameter of shape {list(parameter.shape)} has a .grad, from a loss without update= or from weights "
+            "that another layer shares, and a fused optimizer never uses it; pass update=opt to head.loss, or use an "
+            "ordinary optimizer, and set the gradient to None (zero_grad)"
+        )
+
+
+def check_update(update: Any) -> None:
+    """Refuses what is no fused optimizer, and calls in which a step cannot be right."""
+    if not isinstance(update, FusedOptimizer):
+        raise TypeError(
+            f"update must be FusedSGD, FusedAdagrad or FusedAdamW of sigkernels.optim, got {type(update).__name__}; other "
+            "optimizers take the gradient: leave update out and call their step()"
+        )
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError("update= changes weights in place, which torch.func transforms do not allow; leave it out")
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "update= makes a training step, and gradients are off here (no_grad, inference_mode, or a reentrant activation "
+            "checkpoint); leave update out to evaluate"
+        )
+    if getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None:
+        raise RuntimeError(
+            "update= steps the label weights with the gradient of this rank's rows alone, and DistributedDataParallel "
+            "averages gradients over ranks; leave update out, or keep the head outside of it"
+        )
