@@ -153,7 +153,7 @@ class AllSetsReport:
         first, last = self.sizes[0], self.sizes[-1]
         size = f"{last}" if first == last else f"{first} to {last}"
         lines = [
-            f"all {len(self):,} sets of {size} of {q.labels} labels, {q.inputs} features (tol {q.tol:g}); "
+            f"all {len(self):,} sets of {size} of {q.labels} labels, {q.inputs} features (tol {q.tol:g}, {q.ball}); "
             f"predicted: {q.rule}"
         ]
         lines += verdict_lines(self.counts())
