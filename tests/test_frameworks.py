@@ -76,8 +76,10 @@ def _worker(rank: int, folder: Path) -> None:
     grads["FSDP2"] = [p.grad.full_tensor() for p in sharded.parameters()]
 
     torch.manual_seed(0)  # sharded heads want the same examples on all ranks
-    names = run("Sharded heads")
+    names = run("Sharded heads", "Checkpoints", folder=folder)
     same_on_both_ranks([p.detach() for p in (*names["encoder"].parameters(), *names["head"].proj.parameters())])
+    names["DistributedSampler"] = torch.utils.data.distributed.DistributedSampler
+    assert run("Data and label parallel", **names)["loss"].isfinite()
 
     if rank == 0:
         torch.save(grads, folder / "grads.pt")
