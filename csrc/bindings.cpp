@@ -51,6 +51,7 @@ Shape shape_of(int dtype, int threads, int shares, int tile, int64_t chunk, int6
                int64_t label_start, int k, int codes, Address code_bits) {
     if (threads < 1 || shares < 1 || tile < 1 || chunk < 1 || rows < 0 || labels < 0 || slack < 0 || label_start < 0 || k < -1)
         throw py::value_error("threads, shares, tile, chunk, rows, labels, slack, label_start and k must be sizes");
+    if (shares & (shares - 1)) throw py::value_error("shares must be a power of two");
     const bool power = codes >= 16 && codes <= 4096 && (codes & (codes - 1)) == 0 && (codes & 0x1550);
     if (codes && !(power && code_bits && (tile == 64 || tile == 128 || tile == 256)))
         throw py::value_error("codes must be 0 or 16, 64, 256, 1024, 4096 with code_bits and a tile of 64, 128 or 256");

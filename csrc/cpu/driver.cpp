@@ -1,6 +1,7 @@
 #include "cpu/driver.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -246,13 +247,32 @@ struct Pass {
     const Kernels& kernels;
     const Job& job;
     Tasks pack, shares, reduce;
+    const bool sums;                                      // shares leave sums
+    const std::unique_ptr<std::atomic<bool>[]> one_done;  // for every node of the tree over the shares, of its two children
 
     Pass(const Kernels& k, const Job& j, int64_t panels)
-        : kernels(k), job(j), pack(panels), shares(j.shares), reduce(j.consumer == Consumer::loss ? panels : 0) {}
+        : kernels(k), job(j), pack(panels), shares(j.shares), reduce(j.consumer == Consumer::loss ? panels : 0),
+          sums(j.consumer == Consumer::loss), one_done(new std::atomic<bool>[static_cast<size_t>(j.shares)]()) {}
+
+    // Node 1 is the root, 2 i and 2 i + 1 are the children of i, shares + i is share i.  Who comes second to a node adds up
+    // its children: mostly sums that are still in its cache.  Those of the root are left to Phase::reduce.
+    void merge(int64_t share) {
+        int64_t node = job.shares + share, width = 1;
+        for (; node > 3 && one_done[static_cast<size_t>(node / 2)].exchange(true); node /= 2, width *= 2) {
+            const int64_t left = node / 2 * 2 * width - job.shares;
+            kernels.merge(job, left, left + width);
+        }
+    }
 
     void work(Team& team, int thread) {
         const auto run = [&](Tasks& tasks, Phase phase) {
-            team.take(tasks, [&](int64_t task) { kernels.run(job, phase, task, thread); });
+            // Every thread begins where it did in the step before: what it had then may still be in its cache.  With topk all
+            // begin at 0, because of equal logits a thread that has seen one must not be shown a lower label.
+            const int64_t first = job.consumer == Consumer::topk ? 0 : tasks.count * thread / job.threads;
+            team.take(tasks, first, [&](int64_t task) {
+                kernels.run(job, phase, task, thread);
+                if (phase == Phase::tiles && sums) merge(task);
+            });
         };
         run(pack, Phase::pack);
         team.wait_for(pack);

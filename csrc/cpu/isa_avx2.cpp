@@ -3,5 +3,5 @@
 #include "cpu/tiles.h"
 
 namespace sk {
-extern const Kernels kernels_avx2{"avx2", kPanelBytes, workspace_bytes, run};
+extern const Kernels kernels_avx2{"avx2", kPanelBytes, workspace_bytes, run, merge};
 }

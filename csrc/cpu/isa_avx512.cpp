@@ -3,5 +3,5 @@
 #include "cpu/tiles.h"
 
 namespace sk {
-extern const Kernels kernels_avx512{"avx512", kPanelBytes, workspace_bytes, run};
+extern const Kernels kernels_avx512{"avx512", kPanelBytes, workspace_bytes, run, merge};
 }

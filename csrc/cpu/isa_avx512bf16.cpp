@@ -5,5 +5,5 @@
 #include "cpu/tiles.h"
 
 namespace sk {
-extern const Kernels kernels_avx512bf16{"avx512bf16", kPanelBytes, workspace_bytes, run};
+extern const Kernels kernels_avx512bf16{"avx512bf16", kPanelBytes, workspace_bytes, run, merge};
 }

@@ -5,5 +5,5 @@
 #include "cpu/tiles.h"
 
 namespace sk {
-extern const Kernels kernels_avx512_narrow{"avx512", kPanelBytes, workspace_bytes, run};
+extern const Kernels kernels_avx512_narrow{"avx512", kPanelBytes, workspace_bytes, run, merge};
 }

@@ -3,5 +3,5 @@
 #include "cpu/tiles.h"
 
 namespace sk {
-extern const Kernels kernels_portable{"portable", kPanelBytes, workspace_bytes, run};
+extern const Kernels kernels_portable{"portable", kPanelBytes, workspace_bytes, run, merge};
 }

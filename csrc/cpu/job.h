@@ -44,7 +44,7 @@ struct Job {
     Consumer consumer = Consumer::loss;
     Dtype dtype = Dtype::f32;  // of x and weight
     int threads = 1;           // at most so many work on it
-    int shares = 1;            // parts of the labels, each of which one thread does alone
+    int shares = 1;            // parts of the labels, each of which one thread does alone: a power of two
     int tile = 0;              // T: labels per tile
 
     // z = [W_dft | codes | weight] x + bias for the labels label_start ... label_start + labels - 1
@@ -126,8 +126,8 @@ inline bool whole_columns(const Job& job) {
 // `tile` labels from there; lo may lie inside the first of them.
 //
 // How the labels are cut depends on the sizes of a call alone.  Whoever is free takes the next share; it has its own rows
-// of grad_weight and its own sums, which are added up in the order of the shares.  So the bits of a result depend neither
-// on the number of threads nor on who did what.
+// of grad_weight and its own sums, which are added up as a binary tree over the shares, whose number is a power of two.  So
+// the bits of a result depend neither on the number of threads nor on who did what.
 struct Share {
     int64_t lo, hi, first_tile, origin, tile;
 
@@ -158,6 +158,9 @@ inline Share share_of(const Job& job, int64_t index) {
     return share;
 }
 
+// The shares whose sums hold everything when all others are merged: what is left to Phase::reduce.
+inline int64_t share_roots(const Job& job) { return job.shares > 1 ? 2 : 1; }
+
 // What one instruction set offers.
 struct Kernels {
     const char* name;
@@ -165,6 +168,8 @@ struct Kernels {
     size_t (*workspace_bytes)(const Job&);
     // One task of a phase: a panel of rows is packed or reduced, a share is done.
     void (*run)(const Job&, Phase, int64_t task, int thread);
+    // Adds the sums of one share, and of those that were added to it, to another's.
+    void (*merge)(const Job&, int64_t into, int64_t from);
 };
 
 }  // namespace sk

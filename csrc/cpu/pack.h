@@ -91,7 +91,26 @@ void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared
     }
 }
 
-// Adds up the shares' gradients in their order and writes rows of grad_x, scaled.
+// Adds the sums of one share to another's.
+template <class C>
+void merge_sums(const Job& job, int64_t into, int64_t from) {
+    const Layout<C> layout(job);
+    const Shared<C> shared(job, layout);
+    const Sums<C> to = sums_of(job, layout, shared, into), more = sums_of(job, layout, shared, from);
+    const auto add = [](auto* __restrict a, const auto* __restrict b, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) a[i] += b[i];
+    };
+    const int64_t lanes = layout.panels * kPanel<C>;
+    if (job.needs_x) {
+        add(to.slack, more.slack, lanes * layout.slack);
+        add(to.even, more.even, lanes * layout.even);
+        add(to.odd, more.odd, lanes * layout.odd);
+        add(to.codes, more.codes, lanes * layout.codes);
+    }
+    add(to.loss, more.loss, lanes);
+}
+
+// Adds up what the roots have of the gradients and writes rows of grad_x, scaled.
 template <class C>
 void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t panel) {
     using V = typename Simd<C>::V;
@@ -99,7 +118,7 @@ void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shar
     const int64_t dft = layout.even + layout.odd, width = layout.width, rows = layout.rows_of(panel);
     const C* scale = shared.scale + panel * PW;
     const Sums<C> first = sums_of(job, layout, shared, 0);
-    const size_t next = sums_bytes(job, layout);
+    const size_t next = sums_bytes(job, layout) * static_cast<size_t>(job.shares / share_roots(job));
 
     // column_of(j): which column of x row j of the part belongs to
     auto add_up = [&](const C* part, int64_t columns, C factor, auto column_of) {
@@ -107,7 +126,7 @@ void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shar
         for (int64_t j = 0; j < columns; ++j) {
             const char* at = reinterpret_cast<const char*>(part + (panel * columns + j) * PW);
             V sums[kVectors]{};
-            for (int share = 0; share < job.shares; ++share, at += next)
+            for (int64_t root = 0; root < share_roots(job); ++root, at += next)
                 SK_EACH(v, kVectors) sums[v] += load<V>(reinterpret_cast<const C*>(at) + v * L);
             C lanes[PW];
             SK_EACH(v, kVectors) store(lanes + v * L, sums[v] * (factor * load<V>(scale + v * L)));
@@ -125,7 +144,7 @@ void reduce_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shar
     for (int64_t row = 0; row < rows; ++row) {
         double sum = 0;
         const char* at = reinterpret_cast<const char*>(first.loss + panel * PW + row);
-        for (int share = 0; share < job.shares; ++share, at += next) sum += *reinterpret_cast<const double*>(at);
+        for (int64_t root = 0; root < share_roots(job); ++root, at += next) sum += *reinterpret_cast<const double*>(at);
         job.row_loss[panel * PW + row] = sum;
     }
 }

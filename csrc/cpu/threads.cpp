@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <thread>
 #include <vector>
 
@@ -10,9 +11,6 @@
 #endif
 #ifndef _WIN32
 #include <pthread.h>
-#endif
-#if defined(__linux__)
-#include <sys/resource.h>
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -30,10 +28,11 @@ using std::chrono::nanoseconds;
 // that core kept busy.
 constexpr microseconds kSpin{60}, kNap{50};
 
-// A call is held up when it lost a core, or had to wait at its end for longer than this and half of its own work.
-constexpr microseconds kHeldUp{300};
-// For how long the next calls then do without other threads: twice as long every time.
-constexpr microseconds kAloneFirst{5'000}, kAloneMost{160'000};
+// A call is held up when it has lost more than this and a third of its time.
+constexpr microseconds kHeldUp{200};
+// The next calls then do without other threads: for twice as long as that one took, and twice as long every time after
+// that, up to this.
+constexpr microseconds kAloneMost{40'000};
 
 // The OpenMP runtime's threads do not survive fork(): a child that used them would wait for them for ever.  torch may
 // have started them before the first call here, so every forked child does without.
@@ -48,21 +47,22 @@ std::atomic<int64_t> alone_until{0}, alone_for{0};
 
 int64_t nanoseconds_of(Clock::duration time) { return std::chrono::duration_cast<nanoseconds>(time).count(); }
 
-void note_team(bool held_up, Clock::time_point now) {
+void note_team(bool held_up, Clock::time_point start, Clock::time_point end) {
     if (!held_up) return alone_for.store(0, std::memory_order_relaxed);
-    const int64_t longer = std::clamp(2 * alone_for.load(std::memory_order_relaxed), nanoseconds_of(kAloneFirst),
-                                      nanoseconds_of(kAloneMost));
+    const int64_t before = std::max(alone_for.load(std::memory_order_relaxed), nanoseconds_of(end - start));
+    const int64_t longer = std::min(2 * before, nanoseconds_of(kAloneMost));
     alone_for.store(longer, std::memory_order_relaxed);
-    alone_until.store(nanoseconds_of(now.time_since_epoch()) + longer, std::memory_order_relaxed);
+    alone_until.store(nanoseconds_of(end.time_since_epoch()) + longer, std::memory_order_relaxed);
 }
 
-// How often this thread had to give its core to somebody else.
-long preemptions() {
-#if defined(__linux__)
-    rusage usage;
-    if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nivcsw;
+// Time that this thread has spent on a core, where that can be asked.
+nanoseconds on_core() {
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+    timespec time;
+    if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0)
+        return std::chrono::seconds(time.tv_sec) + nanoseconds(time.tv_nsec);
 #endif
-    return 0;
+    return nanoseconds(0);
 }
 
 void pause() {
@@ -105,12 +105,13 @@ void run_team(int threads, void (*work)(void*, Team&, int), void* context) {
         if (team.failure) std::rethrow_exception(team.failure);
         return;
     }
-    const long preempted = preemptions();
+    const nanoseconds core_start = on_core();
+    nanoseconds core = core_start;
     Clock::time_point own_end = start;
     int others = 0;
     const auto caller = [&] {
         team.enter(work, context, 0);
-        own_end = Clock::now();
+        own_end = Clock::now(), core = on_core();
         // Before the runtime's own barrier, where a thread that waits keeps its core busy.
         struct Leaving {
             const std::atomic<int>& left;
@@ -151,7 +152,9 @@ void run_team(int threads, void (*work)(void*, Team&, int), void* context) {
         for (std::thread& thread : started) thread.join();
     }
     const Clock::time_point end = Clock::now();
-    note_team(end - own_end > kHeldUp + (own_end - start) / 2 || preemptions() > preempted, end);
+    // Time that was waited, at the end or before, or in which another process had the core.
+    const auto lost = core > core_start ? end - start - (core - core_start) : end - own_end;
+    note_team(lost > kHeldUp + (end - start) / 3, start, end);
     if (team.failure) std::rethrow_exception(team.failure);
 }
 

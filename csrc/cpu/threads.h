@@ -10,25 +10,30 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <memory>
 
 namespace sk {
 
 // Tasks 0 ... count-1 of one kind.
 struct Tasks {
-    explicit Tasks(int64_t n) : count(n) {}
+    explicit Tasks(int64_t n) : count(n), taken(new std::atomic<bool>[static_cast<size_t>(n)]()) {}
     bool all_done() const { return done.load() >= count; }
 
     const int64_t count;
-    std::atomic<int64_t> next{0}, done{0};
+    const std::unique_ptr<std::atomic<bool>[]> taken;
+    std::atomic<int64_t> done{0};
 };
 
 class Team {
   public:
-    // Does tasks as long as there are any to take, f(task) each.  The first exception is kept for the caller of run_team;
-    // tasks after it are passed over.
+    // Does tasks as long as there are any to take, f(task) each, in rising order from `first` on and then from 0 on.  The
+    // first exception is kept for the caller of run_team; tasks after it are passed over.
     template <class F>
-    void take(Tasks& tasks, F&& f) {
-        for (int64_t task; (task = tasks.next.fetch_add(1)) < tasks.count;) {
+    void take(Tasks& tasks, int64_t first, F&& f) {
+        for (int64_t i = 0; i < tasks.count; ++i) {
+            const int64_t task = first + i < tasks.count ? first + i : first + i - tasks.count;
+            std::atomic<bool>& taken = tasks.taken[static_cast<size_t>(task)];
+            if (taken.load() || taken.exchange(true)) continue;
             try {
                 if (!failed.load()) f(task);
             } catch (...) {
@@ -67,7 +72,7 @@ void for_tasks(int threads, int64_t count, F&& f) {
     } call{f, Tasks(count)};
     run_team(static_cast<int>(count < threads ? count : threads), [](void* c, Team& team, int) {
         auto& call = *static_cast<Call*>(c);
-        team.take(call.tasks, call.f);
+        team.take(call.tasks, 0, call.f);
     }, &call);
 }
 

@@ -401,6 +401,13 @@ void run(const Job& job, Phase phase, int64_t task, int thread) {
         job.dtype == Dtype::f64 ? run_task<double>(job, phase, task, thread) : run_task<float>(job, phase, task, thread);
 }
 
+void merge(const Job& job, int64_t into, int64_t from) {
+    if constexpr (kDot2)
+        merge_sums<float>(job, into, from);
+    else
+        job.dtype == Dtype::f64 ? merge_sums<double>(job, into, from) : merge_sums<float>(job, into, from);
+}
+
 size_t workspace_bytes(const Job& job) {
     if constexpr (kDot2)
         return workspace_bytes_for<float>(job);

@@ -4,5 +4,5 @@
 #include "cpu/tiles.h"
 
 namespace sk {
-extern const Kernels kernels_tall{"tall", kPanelBytes, workspace_bytes, run};
+extern const Kernels kernels_tall{"tall", kPanelBytes, workspace_bytes, run, merge};
 }

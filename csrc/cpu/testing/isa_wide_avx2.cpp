@@ -5,5 +5,5 @@
 #include "cpu/tiles.h"
 
 namespace sk {
-extern const Kernels kernels_wide{"wide", kPanelBytes, workspace_bytes, run};
+extern const Kernels kernels_wide{"wide", kPanelBytes, workspace_bytes, run, merge};
 }

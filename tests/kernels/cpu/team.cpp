@@ -16,12 +16,12 @@ struct Stages {
     std::vector<int64_t> written, read;
 
     void work(sk::Team& team) {
-        team.take(first, [&](int64_t task) {
+        team.take(first, 0, [&](int64_t task) {
             std::this_thread::sleep_for(std::chrono::microseconds(30));  // others are to take tasks too
             written[task] = task + 1;
         });
         team.wait_for(first);
-        team.take(second, [&](int64_t task) { read[task] = written[written.size() - 1 - task]; });
+        team.take(second, 0, [&](int64_t task) { read[task] = written[written.size() - 1 - task]; });
     }
 };
 

@@ -2,5 +2,5 @@
 #include "cpu/tiles.h"
 
 namespace sk {
-extern const Kernels SK_NAME{"variant", kPanelBytes, workspace_bytes, run};
+extern const Kernels SK_NAME{"variant", kPanelBytes, workspace_bytes, run, merge};
 }
