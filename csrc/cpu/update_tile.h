@@ -15,12 +15,11 @@
 namespace sk {
 namespace {
 
-// a rounded up or down, with 16 random bits for the 16 that are cut off
-SK_INLINE Bf16 round_at_random(float a, uint32_t random) {
-    const uint32_t u = bit_cast<uint32_t>(a);
-    const uint32_t rounded = (u + (random & 0xffffu)) >> 16;
-    const uint32_t special = Narrow<Bf16, float>::from(a).bits;  // infinity and NaN
-    return {static_cast<uint16_t>((u & 0x7f800000u) == 0x7f800000u ? special : rounded)};
+// The bits of a rounded up or down, with 16 random bits for the 16 that are cut off.  Infinity and NaN stay.
+SK_INLINE uint16_t round_at_random(float a, uint32_t random) {
+    const uint32_t u = bit_cast<uint32_t>(a), nan = (u & 0x7fffffffu) > 0x7f800000u ? 0x40u : 0u;
+    const uint32_t special = u >> 16 | nan, rounded = (u + (random & 0xffffu)) >> 16;
+    return static_cast<uint16_t>((u & 0x7f800000u) == 0x7f800000u ? special : rounded);
 }
 
 template <class C, class E, UpdateKind kKind, Rounding kRounding>
@@ -40,14 +39,15 @@ struct TileUpdate {
             Bf16* __restrict lost = static_cast<Bf16*>(update.compensation) + row * count;
             for (int64_t j = 0; j < count; ++j) {
                 const C exact = step(widen<C>(w[j]) + widen<C>(lost[j]), j);
-                const E near = Narrow<E, C>::from(exact);
-                w[j] = near;
-                lost[j] = Narrow<Bf16, C>::from(exact - widen<C>(near));
+                // Bits and not structures: a copy of one would keep the loop from becoming vectors.
+                const uint16_t near = Narrow<E, C>::from(exact).bits;
+                w[j].bits = near;
+                lost[j].bits = Narrow<Bf16, C>::from(exact - widen<C>(Bf16{near})).bits;
             }
         } else if constexpr (kRounding == Rounding::stochastic) {
             const RandomRow random(update.key, label);
             for (int64_t j = 0; j < count; ++j)
-                w[j] = round_at_random(step(widen<C>(w[j]), j), random.bits(static_cast<uint32_t>(j)));
+                w[j].bits = round_at_random(step(widen<C>(w[j]), j), random.bits(static_cast<uint32_t>(j)));
         } else {
             (void)label;
             for (int64_t j = 0; j < count; ++j) w[j] = Narrow<E, C>::from(step(widen<C>(w[j]), j));
