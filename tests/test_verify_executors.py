@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,3 @@ def test_dask():
     distributed = pytest.importorskip("distributed")
     with distributed.Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
         check(client.get_executor())
-
-
-def test_ray():
-    ray = pytest.importorskip("ray")
-
-    class RayExecutor(Executor):  # Ray has none of its own
-        def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future:
-            return ray.remote(function).remote(*args, **kwargs).future()
-
-    ray.init(num_cpus=2, include_dashboard=False)  # its workers find the package as this process does, by PYTHONPATH
-    try:
-        check(RayExecutor())
-    finally:
-        ray.shutdown()
