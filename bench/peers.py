@@ -7,6 +7,7 @@ same loss as ours; "no DFT" is a linear layer of width s, without anything that 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 import os
 import statistics
@@ -24,7 +25,7 @@ from sigkernels import machine_load
 from sigkernels.memory import peak_bytes
 
 __all__ = [
-    "ACTIVE", "CLOCK", "LOSSES", "OURS", "QUICK", "STEPS", "Case", "ChunkedSGD", "Problem", "Step", "bracketing_lml", "duel",
+    "ACTIVE", "CLOCK", "COMPILERS", "LOSSES", "OURS", "QUICK", "STEPS", "Case", "ChunkedSGD", "Problem", "Step", "bracketing_lml", "duel",
     "interleaved", "log_tree_topk_svm", "median_interval", "peak_bytes", "race", "samples",
 ]  # fmt: skip
 
@@ -112,12 +113,31 @@ class Problem:
         """The step of ``name``: sigkernels, or eager or compiled with a frozen DFT or none."""
         if name == OURS:
             return self.step(lambda: self.ours(loss))
-        layer = self.dense if name.endswith("frozen DFT") else self.plain
+        how, _, what = name.partition(", ")
+        if how == "chunks":
+            return self.chunks
+        layer = self.dense if what == "frozen DFT" else self.plain
 
         def function() -> Tensor:
             return layer(loss)
 
-        return self.step(torch.compile(function) if name.startswith("compiled") else function)
+        return self.step(torch.compile(function, **COMPILERS[how]) if how in COMPILERS else function)
+
+    @torch.no_grad()
+    def chunks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """BCE of a linear layer and both gradients in chunks of labels, by hand: what needs neither a ``B × n`` array nor
+        a compiler."""
+        x, weight, targets = self.slack, self.weight, self.dense_targets
+        grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight)
+        loss, scale = x.new_zeros(()), 1 / targets.numel()
+        for start in range(0, len(weight), CHUNK):
+            part, y = weight[start : start + CHUNK], targets[:, start : start + CHUNK]
+            z = x @ part.T
+            loss += F.binary_cross_entropy_with_logits(z, y, reduction="sum")
+            z.sigmoid_().sub_(y).mul_(scale)
+            grad_x.addmm_(z, part)
+            torch.mm(z.T, x, out=grad_weight[start : start + CHUNK])
+        return loss * scale, grad_x, grad_weight
 
     @property
     def flops(self) -> int:
@@ -125,7 +145,13 @@ class Problem:
         return 6 * self.case.rows * self.case.n * self.case.s
 
 
-STEPS = (OURS, "eager, frozen DFT", "eager, no DFT", "compiled, no DFT")
+CHUNK = 2048  # labels: 64 rows of them and their weight stay in a second-level cache
+COMPILERS: dict[str, dict[str, str]] = {"compiled": {}, "max-autotune": {"mode": "max-autotune-no-cudagraphs"}}
+if importlib.util.find_spec("zentorch") and "AVX512" in torch.backends.cpu.get_cpu_capability():
+    import zentorch  # noqa: F401  AMD's compiler; without AVX-512 it does nothing
+
+    COMPILERS["zentorch"] = {"backend": "zentorch"}
+STEPS = (OURS, "eager, frozen DFT", "eager, no DFT", "chunks, no DFT", *(f"{how}, no DFT" for how in COMPILERS))
 LOSSES: dict[str, sk.Loss] = {
     "BCE": sk.BCE(),
     "Focal": sk.Focal(),
