@@ -25,11 +25,6 @@ class Problem(NamedTuple):
     x: Tensor
     layer: Layer
     sets: sk.LabelSets
-    dense: Tensor | None = None  # [B, m], in place of the sets
-
-    @property
-    def targets(self) -> sk.LabelSets | Tensor:
-        return self.sets if self.dense is None else self.dense
 
     def to(self, dtype: torch.dtype) -> Problem:
         """A copy in another dtype whose values are exactly these, with fresh leaves."""
@@ -37,12 +32,7 @@ class Problem(NamedTuple):
             None if t is None else t.detach().to(dtype).requires_grad_()
             for t in (self.x, self.layer.weight, self.layer.bias)
         )
-        return self._replace(x=x, layer=self.layer._replace(weight=weight, bias=bias))
-
-    def detach(self) -> Problem:
-        """The same without leaves, for backends that are called directly."""
-        x, weight, bias = (None if t is None else t.detach() for t in (self.x, self.layer.weight, self.layer.bias))
-        return self._replace(x=x, layer=self.layer._replace(weight=weight, bias=bias))
+        return Problem(x, self.layer._replace(weight=weight, bias=bias), self.sets)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -64,27 +54,14 @@ def random_sets(batch: int, n: int, most: int = 6, seed: int = 0) -> sk.LabelSet
     return sk.LabelSets.from_lists(lists, n)
 
 
-def problem(
-    n, k, s, batch, *, device="cpu", dtype=torch.float32, bias=False, scale=1.0, codes=0,
-    weight_scale=1.0, start=0, rows=None, dense=False, prior=0.0, seed=None,
-) -> Problem:  # fmt: skip
-    """A random problem; ``k = -1`` for a plain linear layer.
-
-    ``start``, ``rows``: a layer of this range of the labels. ``dense``: targets between 0 and 1. ``prior``: what is taken
-    from the first feature, the constant of the DFT, as training does to make most labels unlikely. ``seed``: numbers that
-    do not depend on torch's generator.
-    """
-    draw = None if seed is None else torch.Generator().manual_seed(seed)
-    meta = LayerMeta(n, k, start, codes=codes)
-    rows = n if rows is None else rows
-    x = torch.randn(batch, meta.fixed_columns + s, generator=draw) * scale
-    if prior:
-        x[:, 0] -= prior
-    x = x.to(device, dtype).requires_grad_()
-    weight = (weight_scale * torch.randn(rows, s, generator=draw)).to(device, dtype).requires_grad_()
-    c = torch.randn(rows, generator=draw).to(device, dtype).requires_grad_() if bias else None
-    values = torch.rand(batch, rows, generator=draw).round(decimals=2).to(device) if dense else None
-    return Problem(x, Layer(weight, c, meta), random_sets(batch, n, seed=seed or 0).to(device), values)
+def problem(n, k, s, batch, *, device="cpu", dtype=torch.float32, bias=False, scale=1.0, codes=0) -> Problem:
+    """A seeded problem; ``k = -1`` for a plain linear layer."""
+    meta = LayerMeta(n, k, codes=codes)
+    columns = meta.fixed_columns + s
+    x = (torch.randn(batch, columns) * scale).to(device, dtype).requires_grad_()
+    weight = torch.randn(n, s).to(device, dtype).requires_grad_()
+    c = torch.randn(n).to(device, dtype).requires_grad_() if bias else None
+    return Problem(x, Layer(weight, c, meta), random_sets(batch, n).to(device))
 
 
 def public_loss(p: Problem, targets, loss, reduction: str) -> Tensor:

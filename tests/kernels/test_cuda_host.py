@@ -22,7 +22,7 @@ from sigkernels.backends.gpu_tiles import tile_factors
 from sigkernels.labels import LabelSets
 from sigkernels.losses import BCE, Asymmetric, Focal, SigmoidF1
 
-from .checks import SIZES, Size, check, check_confusion, confusion_losses, problem, row_factor
+from .problems import SIZES, Size, check, check_confusion, confusion_losses, problem
 from .redzone import RedZones
 from .toolchain import host_module
 
@@ -48,7 +48,7 @@ def dtype(request: pytest.FixtureRequest):
 
 
 def fused(backend, p, loss, needs=None):
-    return backend.fused_loss(LossCall(p.x, p.layer, p.targets, loss, row_factor(p), needs or needs_of(p)))
+    return backend.fused_loss(LossCall(p.x, p.layer, p.targets, loss, p.scale, needs or needs_of(p)))
 
 
 def column(backend, p, loss):

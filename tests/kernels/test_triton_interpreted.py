@@ -24,7 +24,7 @@ from sigkernels.backends import LossCall
 from sigkernels.labels import LabelSets
 from sigkernels.losses import BCE
 
-from .checks import Size, check, check_confusion, confusion_losses, error, problem, row_factor
+from .problems import Size, check, check_confusion, confusion_losses, error, problem
 from .redzone import RedZones
 from .toolchain import ENVIRONMENT, run
 
@@ -72,7 +72,7 @@ def triton():
 
 def fused(triton, p, loss, needs=None):
     needs = needs or (True, True, p.layer.bias is not None)
-    return triton.fused_loss(LossCall(p.x, p.layer, p.targets, loss, row_factor(p), needs))
+    return triton.fused_loss(LossCall(p.x, p.layer, p.targets, loss, p.scale, needs))
 
 
 SIZES = {

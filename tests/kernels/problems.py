@@ -1,18 +1,17 @@
-"""Sizes for the kernel tests, the float64 truth, and the tolerance: no worse than eager torch in that dtype."""
+"""Problems for the kernel tests, their float64 truth, and the tolerance: no worse than eager torch in that dtype."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, NamedTuple
 
-import cases
 import reference
 import torch
-from cases import Problem
 from torch import Tensor
 
 from sigkernels.backends import ColumnResult, LossCall, LossResult
 from sigkernels.labels import LabelSets
+from sigkernels.layer import Layer, LayerMeta
 from sigkernels.losses import ConfusionLoss, SigmoidF1, UnboundedF1
 from sigkernels.losses.confusion import METRICS
 
@@ -51,20 +50,33 @@ def confusion_losses(n: int) -> list[ConfusionLoss]:
     return [*made, UnboundedF1(), UnboundedF1("specificity")]
 
 
+class Problem(NamedTuple):
+    x: Tensor
+    layer: Layer
+    targets: LabelSets | Tensor
+    scale: Tensor
+
+
 def problem(size: Size, dtype: torch.dtype, dense: bool = False, seed: int = 0) -> Problem:
-    """A problem of this size for a backend that is called directly."""
-    made = cases.problem(
-        size.n, size.k, size.s, size.batch, dtype=dtype, bias=size.bias, weight_scale=0.3, start=size.start,
-        rows=size.rows, dense=dense, prior=2 * size.n**0.5 if size.k >= 0 else 0.0, seed=seed,
-    )  # fmt: skip
-    return made.detach()
+    make = torch.Generator().manual_seed(seed)
 
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=make, dtype=torch.float64)
 
-def row_factor(p: Problem) -> Tensor:
-    """The upstream gradient of each row's loss, float64 ``[B]``: not uniform, of both signs."""
-    draw = torch.Generator().manual_seed(len(p.x))
-    factor = torch.randn(len(p.x), generator=draw, dtype=torch.float64)
-    return factor / max(len(p.x) * p.layer.num_labels, 1)
+    rows = size.n if size.rows is None else size.rows
+    columns = 2 * size.k + 1 if size.k >= 0 else 0
+    x = normal(size.batch, columns + size.s)
+    if columns:
+        x[:, 0] -= 2 * size.n**0.5  # a prior that makes most labels unlikely, as training does
+    bias = normal(rows).to(dtype) if size.bias else None
+    layer = Layer((0.3 * normal(rows, size.s)).to(dtype), bias, LayerMeta(size.n, size.k, size.start))
+    targets: LabelSets | Tensor
+    if dense:
+        targets = torch.rand(size.batch, rows, generator=make).round(decimals=2)
+    else:
+        lists = [torch.randperm(size.n, generator=make)[: b % 7].tolist() for b in range(size.batch)]
+        targets = LabelSets.from_lists(lists, size.n)
+    return Problem(x.to(dtype), layer, targets, normal(size.batch) / max(size.batch * size.n, 1))
 
 
 def truth(p: Problem, loss: Any, dtype: torch.dtype = torch.float64) -> LossResult:
@@ -74,7 +86,7 @@ def truth(p: Problem, loss: Any, dtype: torch.dtype = torch.float64) -> LossResu
     bias = None if p.layer.bias is None else p.layer.bias.to(dtype).requires_grad_()
     rows = reference.loss_rows(x, p.layer._replace(weight=weight, bias=bias), p.targets, loss)
     wanted = [x, weight] + ([] if bias is None else [bias])
-    grads = torch.autograd.grad((rows * row_factor(p).to(dtype)).sum(), wanted, allow_unused=True)
+    grads = torch.autograd.grad((rows * p.scale.to(dtype)).sum(), wanted, allow_unused=True)
     return LossResult(rows.detach(), grads[0], grads[1], grads[2] if bias is not None else None)
 
 
