@@ -18,6 +18,7 @@ from . import functional, ops, validation
 from .labels import LabelSets
 from .layer import Layer
 from .losses import BCE, Loss, Reduction
+from .operator_dispatch import eager_only
 from .optim import FusedOptimizer, check_update, refuse_shards
 from .prior import Prior
 from .sharding import LabelShard
@@ -331,7 +332,7 @@ class Head(nn.Module):
         x, flat, layer = self._flat(h)
         return functional.layer_loss(x, flat, layer, targets, loss, reduction, unknown, self.shard)
 
-    @torch.compiler.disable(reason="update= changes the label weights in memory while the loss is computed")
+    @eager_only  # it changes the label weights in memory while the loss is computed
     def _updated_loss(
         self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction, unknown: Any, update: FusedOptimizer
     ) -> Tensor:
