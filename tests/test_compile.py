@@ -22,7 +22,7 @@ def fresh():
 
 def fused_loss_arguments(reduction, needs, dtype=torch.float32, dense=False):
     p = problem(40, 3, 4, 5, dtype=dtype)
-    targets = (None, None, p.sets.to_dense()) if dense else (p.sets.indices, p.sets.offsets, None)
+    targets = (None, None, p.targets.to_dense()) if dense else (p.targets.indices, p.targets.offsets, None)
     flat = sk.BCE(weight=torch.rand(40), label_smoothing=0.1).flatten()
     return (p.x, p.layer.weight, None, None, None, *targets, None, *flat, p.layer.meta, reduction, needs)
 

@@ -58,7 +58,7 @@ def compare(p, targets, make, dtype, reduction="mean", settings=()):
 def test_metrics(device, metric, average, on):
     p = problem(83, 3, 5, 9, device=device, dtype=torch.float64)
     for reduction in ("mean", "sum"):
-        for targets in (p.sets, torch.rand(9, 83, device=device, dtype=torch.float64)):
+        for targets in (p.targets, torch.rand(9, 83, device=device, dtype=torch.float64)):
             if on == "unbounded":
                 compare(p, targets, lambda _: sk.UnboundedF1(metric, average), torch.float64, reduction)
                 continue
@@ -75,20 +75,22 @@ def test_metrics(device, metric, average, on):
 @pytest.mark.parametrize("average", AVERAGES)
 def test_every_dtype(device, average, dtype):
     p = problem(131, -1, 9, 6, device=device, dtype=dtype, bias=True)
-    compare(p, p.sets, lambda _: sk.SigmoidF1(average=average), dtype)
+    compare(p, p.targets, lambda _: sk.SigmoidF1(average=average), dtype)
 
 
 def test_every_shape(device, shape):
     n, k, s, batch = shape
     p = problem(n, k, s, batch, device=device, dtype=torch.float64)
     for average in AVERAGES:
-        compare(p, p.sets, lambda _, average=average: sk.SigmoidF1(beta=2.0, eta=-1.0, average=average), torch.float64)
+        compare(
+            p, p.targets, lambda _, average=average: sk.SigmoidF1(beta=2.0, eta=-1.0, average=average), torch.float64
+        )
 
 
 def test_more_rows_than_one_chunk_of_a_kernel(device):
     """The sums of a label run over all rows of the batch, however many there are."""
     p = problem(37, 2, 3, 700, device=device)
-    compare(p, p.sets, lambda _: sk.SigmoidF1(), torch.float32)
+    compare(p, p.targets, lambda _: sk.SigmoidF1(), torch.float32)
 
 
 def test_scalar_tensors_can_be_learned(device):
@@ -99,7 +101,7 @@ def test_scalar_tensors_can_be_learned(device):
             beta, eta = (torch.tensor(v, dtype=dtype, device=device, requires_grad=True) for v in (1.3, -0.4))
             return sk.SigmoidF1(beta, eta, average=average)
 
-        compare(p, p.sets, make, torch.float64, settings=("beta", "eta"))
+        compare(p, p.targets, make, torch.float64, settings=("beta", "eta"))
     head = sk.DFTHead(12, 30, k=2, slack=3).to(device)
     beta = torch.nn.Parameter(torch.ones((), device=device))
     head.loss(torch.randn(4, 12, device=device), random_sets(4, 30).to(device), sk.SigmoidF1(beta=beta)).backward()
@@ -110,7 +112,7 @@ def test_only_the_settings_are_learned(device):
     p = problem(20, 2, 3, 4, device=device)
     beta = torch.ones(20, device=device, requires_grad=True)
     frozen = (p.x.detach(), p.layer.weight.detach())
-    sk.functional.dft_loss(*frozen, p.sets, 20, 2, sk.SigmoidF1(beta=beta)).backward()
+    sk.functional.dft_loss(*frozen, p.targets, 20, 2, sk.SigmoidF1(beta=beta)).backward()
     assert beta.grad.isfinite().all() and beta.grad.abs().max() > 0
 
 
@@ -166,7 +168,7 @@ def test_compiles_whole():
     beta = torch.ones(40, requires_grad=True)
 
     def step(x, weight, beta):
-        return sk.functional.dft_loss(x, weight, p.sets, 40, 2, sk.SigmoidF1(beta=beta))
+        return sk.functional.dft_loss(x, weight, p.targets, 40, 2, sk.SigmoidF1(beta=beta))
 
     inputs = (p.x, p.layer.weight, beta)
     got = torch.autograd.grad(torch.compile(step, fullgraph=True, backend="aot_eager")(*inputs), inputs)
@@ -192,7 +194,7 @@ def test_a_retained_graph_gives_its_gradients_again(device, average):
     p = problem(60, 2, 3, 7, device=device)
     beta = torch.full((60,), 1.2, device=device, requires_grad=True)
     inputs = (p.x, p.layer.weight, beta)
-    value = public_loss(p, p.sets, sk.SigmoidF1(beta, average=average), "mean")
+    value = public_loss(p, p.targets, sk.SigmoidF1(beta, average=average), "mean")
     first = torch.autograd.grad(value, inputs, retain_graph=True)
     kept = [grad.clone() for grad in first]
     doubled = torch.autograd.grad(value, inputs, torch.full_like(value, 2.0))
@@ -203,11 +205,11 @@ def test_a_retained_graph_gives_its_gradients_again(device, average):
 def test_refusals(device):
     p = problem(20, 2, 3, 4, device=device)
     with pytest.raises(ValueError, match="a row has no loss of its own"):
-        public_loss(p, p.sets, sk.SigmoidF1(), "none")
+        public_loss(p, p.targets, sk.SigmoidF1(), "none")
     with pytest.raises(ValueError, match="beta of SigmoidF1 has 7 entries for 20 labels"):
-        public_loss(p, p.sets, sk.SigmoidF1(beta=torch.ones(7, device=device)), "mean")
+        public_loss(p, p.targets, sk.SigmoidF1(beta=torch.ones(7, device=device)), "mean")
     with pytest.raises(RuntimeError, match="second derivative"):
-        value = public_loss(p, p.sets, sk.SigmoidF1(), "mean")
+        value = public_loss(p, p.targets, sk.SigmoidF1(), "mean")
         (grad,) = torch.autograd.grad(value, p.x, create_graph=True)
         grad.sum().backward()
 
@@ -253,9 +255,9 @@ def test_infinite_slopes_and_offsets(device, on):
     beta = torch.tensor([float("inf"), -float("inf"), 1.0, 1.0, float("inf"), 2.0], device=device)
     eta = torch.tensor([0.0, -0.5, float("inf"), -float("inf"), -0.25, 0.0], device=device)
     loss = sk.SigmoidF1(beta, eta, on=on)
-    value = public_loss(p, p.sets, loss, "mean")
+    value = public_loss(p, p.targets, loss, "mean")
     assert value.isfinite()
-    torch.testing.assert_close(value, dense(p, p.sets, loss), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(value, dense(p, p.targets, loss), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("on", ["logits", "probability"])

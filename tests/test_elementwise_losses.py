@@ -62,7 +62,7 @@ def compare(p, targets, loss, reduction, dtype):
 def test_every_dtype_and_reduction(device, kind, name, dtype):
     p = problem(97, 4 if kind == "dft" else -1, 9, 5, device=device, dtype=dtype, bias=kind == "linear")
     for reduction in ("mean", "sum", "none"):
-        compare(p, p.sets, LOSSES[name], reduction, dtype)
+        compare(p, p.targets, LOSSES[name], reduction, dtype)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -76,7 +76,7 @@ def test_settings(device, name, form):
             weight, pos_weight = torch.rand(n, device=device) + 0.5, torch.rand(n, device=device) * 3
             loss = type(loss)(**settings, weight=weight, pos_weight=pos_weight)
         p = problem(n, 6, 5, 8, device=device)
-        targets = p.sets if form == "sets" else torch.rand(8, n, device=device)
+        targets = p.targets if form == "sets" else torch.rand(8, n, device=device)
         compare(p, targets, loss, "sum", torch.float32)
 
 
@@ -124,7 +124,7 @@ def test_where_we_differ_from_published_code():
 def test_gamma_zero_is_bce(device):
     p = problem(60, 3, 4, 6, device=device)
     bce, focal, asl = (
-        public_loss(p, p.sets, loss, "mean")
+        public_loss(p, p.targets, loss, "mean")
         for loss in (sk.BCE(), sk.Focal(gamma=0, alpha=None), sk.Asymmetric(0, 0, clip=None, eps=1e-30))
     )
     assert focal.item() == pytest.approx(bce.item(), rel=1e-6)
@@ -149,10 +149,10 @@ def test_no_state_and_no_grad_mode_left_behind(device):
     p = problem(40, 2, 3, 4, device=device)
     before = dict(vars(loss))
     assert torch.is_grad_enabled()
-    public_loss(p, p.sets, loss, "mean").backward()
+    public_loss(p, p.targets, loss, "mean").backward()
     assert torch.is_grad_enabled() and vars(loss) == before
     with torch.no_grad():
-        assert not public_loss(p, p.sets, loss, "mean").requires_grad
+        assert not public_loss(p, p.targets, loss, "mean").requires_grad
         assert not torch.is_grad_enabled()
 
 

@@ -21,7 +21,7 @@ def p():
 
 def ours(p, loss, reduction="mean", targets=None):
     def call(x, weight):
-        return sk.functional.dft_loss(x, weight, p.sets if targets is None else targets, N, K, loss, reduction)
+        return sk.functional.dft_loss(x, weight, p.targets if targets is None else targets, N, K, loss, reduction)
 
     return call
 
@@ -29,7 +29,7 @@ def ours(p, loss, reduction="mean", targets=None):
 def plain(p, loss, reduction="mean", targets=None):
     def call(x, weight):
         layer = p.layer._replace(weight=weight)
-        return dense_loss(p._replace(x=x, layer=layer), p.sets if targets is None else targets, loss, reduction)
+        return dense_loss(p._replace(x=x, layer=layer), p.targets if targets is None else targets, loss, reduction)
 
     return call
 
@@ -60,7 +60,7 @@ def test_vjp_and_jacrev(p, reduction):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_vmap_over_rows(p, reduction):
-    y = p.sets.to_dense(torch.float64)
+    y = p.targets.to_dense(torch.float64)
     weight = p.layer.weight.detach()
 
     def per_row(call):
@@ -84,7 +84,7 @@ def test_vmap_over_rows(p, reduction):
 
 def test_the_gradient_of_each_sample(p):
     """Per-sample gradients of the weight, as for differential privacy."""
-    y, x = p.sets.to_dense(torch.float64), p.x.detach()
+    y, x = p.targets.to_dense(torch.float64), p.x.detach()
 
     got = vmap(grad(lambda w, r, t: sk.functional.dft_loss(r[None], w, t[None], N, K)), in_dims=(None, 0, 0))(
         p.layer.weight.detach(), x, y
@@ -96,7 +96,7 @@ def test_the_gradient_of_each_sample(p):
 
 
 def test_a_mapped_loss_still_takes_gradients(p):
-    y = p.sets.to_dense(torch.float64)
+    y = p.targets.to_dense(torch.float64)
     rows = vmap(lambda r, t: sk.functional.dft_loss(r[None], p.layer.weight, t[None], N, K))(p.x, y)
     rows.mean().backward()
     got = p.grads()
@@ -178,11 +178,11 @@ def test_functional_call(p, make):
             self.head = head
 
         def forward(self, h):
-            return self.head.loss(h, p.sets)
+            return self.head.loss(h, p.targets)
 
     named = {f"head.{name}": tensor for name, tensor in parameters.items()}
     got = grad(lambda named: functional_call(Loss(), named, (h,)))(named)
-    head.loss(h, p.sets).backward()
+    head.loss(h, p.targets).backward()
     for name, tensor in head.named_parameters():
         torch.testing.assert_close(got[f"head.{name}"], tensor.grad)
 

@@ -52,14 +52,14 @@ def test_matches_float64_in_every_shape(device, shape, kind, dtype):
     n, k, s, batch = shape
     p = problem(n, k if kind == "dft" else -1, s, batch, device=device, dtype=dtype, bias=kind == "linear")
     for reduction in REDUCTIONS:
-        compare(p, p.sets, sk.BCE(), reduction, dtype)
+        compare(p, p.targets, sk.BCE(), reduction, dtype)
 
 
 @pytest.mark.parametrize("name", ["weight", "pos_weight", "smooth", "all"])
 @pytest.mark.parametrize("form", ["sets", "soft", "hard"])
 def test_settings_of_bce(device, name, form):
     p = problem(130, 6, 5, 9, device=device)
-    targets = {"sets": p.sets, "soft": torch.rand(9, 130, device=device), "hard": p.sets.to_dense()}[form]
+    targets = {"sets": p.targets, "soft": torch.rand(9, 130, device=device), "hard": p.targets.to_dense()}[form]
     for reduction in REDUCTIONS:
         compare(p, targets, losses(130, device)[name], reduction, torch.float32)
 
@@ -72,11 +72,12 @@ def test_gradcheck(device, reduction):
     loss = losses(23, "cpu")["all"]
     loss = sk.BCE(loss.weight.double(), loss.pos_weight.double(), 0.1)
     torch.autograd.gradcheck(
-        lambda x, w: sk.functional.dft_loss(x, w, p.sets, 23, 3, loss, reduction), (p.x, p.layer.weight)
+        lambda x, w: sk.functional.dft_loss(x, w, p.targets, 23, 3, loss, reduction), (p.x, p.layer.weight)
     )
     q = problem(23, -1, 4, 3, dtype=torch.float64, bias=True)
     torch.autograd.gradcheck(
-        lambda x, w, b: sk.functional.linear_loss(x, w, q.sets, b, loss, reduction), (q.x, q.layer.weight, q.layer.bias)
+        lambda x, w, b: sk.functional.linear_loss(x, w, q.targets, b, loss, reduction),
+        (q.x, q.layer.weight, q.layer.bias),
     )
 
 
@@ -85,24 +86,24 @@ def test_equals_torch_bce_with_logits():
     weight, pos_weight = torch.rand(60), torch.rand(60)
     z = torch.nn.functional.linear(p.x, p.layer.weight, p.layer.bias)
     want = torch.nn.functional.binary_cross_entropy_with_logits(
-        z, p.sets.to_dense(), weight=weight, pos_weight=pos_weight
+        z, p.targets.to_dense(), weight=weight, pos_weight=pos_weight
     )
-    got = public_loss(p, p.sets, sk.BCE(weight, pos_weight), "mean")
+    got = public_loss(p, p.targets, sk.BCE(weight, pos_weight), "mean")
     torch.testing.assert_close(got, want)
 
 
 def test_every_form_of_targets_gives_the_same(device):
     p = problem(80, 4, 3, 6, device=device)
-    want = public_loss(p, p.sets, sk.BCE(), "sum")
-    dense = p.sets.to_dense()
+    want = public_loss(p, p.targets, sk.BCE(), "sum")
+    dense = p.targets.to_dense()
     forms = [
         dense,
         dense.bool(),
         dense.int(),
         dense.double(),
         dense.to_sparse_csr(),
-        p.sets.to_lists(),
-        p.sets.to_scipy(),
+        p.targets.to_lists(),
+        p.targets.to_scipy(),
     ]
     for targets in forms:
         torch.testing.assert_close(public_loss(p, targets, sk.BCE(), "sum"), want)
@@ -111,10 +112,10 @@ def test_every_form_of_targets_gives_the_same(device):
 def test_leading_dimensions(device):
     p = problem(50, 3, 4, 12, device=device)
     x = p.x.detach().reshape(3, 4, -1)
-    flat = public_loss(p, p.sets, sk.BCE(), "none")
-    args = (p.layer.weight, p.sets, 50, 3)
+    flat = public_loss(p, p.targets, sk.BCE(), "none")
+    args = (p.layer.weight, p.targets, 50, 3)
     torch.testing.assert_close(sk.functional.dft_loss(x, *args, reduction="none"), flat.reshape(3, 4))
-    dense = p.sets.to_dense().reshape(3, 4, 50)
+    dense = p.targets.to_dense().reshape(3, 4, 50)
     one = sk.functional.dft_loss(x[0, 0], p.layer.weight, dense[0, 0], 50, 3, reduction="none")
     torch.testing.assert_close(one, flat[0].reshape(()))
 
@@ -146,7 +147,7 @@ def test_not_finite_inputs_propagate(device, bad):
     p = problem(300, 4, 6, 5, device=device)
     with torch.no_grad():
         p.x[2, -1] = bad
-    rows = public_loss(p, p.sets, sk.BCE(), "none")
+    rows = public_loss(p, p.targets, sk.BCE(), "none")
     assert not torch.isfinite(rows[2])
     assert torch.isfinite(rows[[0, 1, 3, 4]]).all()
     rows[[0, 1, 3, 4]].sum().backward()
@@ -156,7 +157,7 @@ def test_same_bits_every_run(device):
     p = problem(1500, 10, 33, 70, device=device)
 
     def run():
-        value = public_loss(p, p.sets, sk.BCE(), "mean")
+        value = public_loss(p, p.targets, sk.BCE(), "mean")
         value.backward()
         return [value, *p.grads()]
 
@@ -168,20 +169,20 @@ def test_same_bits_every_run(device):
 def test_only_the_gradients_that_are_needed(device, needs):
     p = problem(90, 4, 5, 6, device=device)
     x, weight = (t.detach().requires_grad_(need) for t, need in zip(p.leaves, needs, strict=True))
-    value = sk.functional.dft_loss(x, weight, p.sets, 90, 4)
+    value = sk.functional.dft_loss(x, weight, p.targets, 90, 4)
     assert value.requires_grad == any(needs)
-    torch.testing.assert_close(value, public_loss(p, p.sets, sk.BCE(), "mean"))
+    torch.testing.assert_close(value, public_loss(p, p.targets, sk.BCE(), "mean"))
     if any(needs):
         value.backward()
     assert [x.grad is not None, weight.grad is not None] == list(needs)
     with torch.no_grad():
-        assert not public_loss(p, p.sets, sk.BCE(), "mean").requires_grad
+        assert not public_loss(p, p.targets, sk.BCE(), "mean").requires_grad
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_retained_graph_gives_the_same_again(device, reduction):
     p = problem(90, 4, 5, 6, device=device)
-    value = public_loss(p, p.sets, sk.BCE(), reduction)
+    value = public_loss(p, p.targets, sk.BCE(), reduction)
     upstream = torch.full_like(value, 3.0)
     value.backward(upstream, retain_graph=True)
     first = p.grads()
@@ -193,7 +194,7 @@ def test_a_retained_graph_gives_the_same_again(device, reduction):
 def test_inputs_are_never_changed(device):
     p = problem(90, 4, 5, 6, device=device)
     before = [leaf.detach().clone() for leaf in p.leaves]
-    public_loss(p, p.sets, sk.BCE(), "sum").backward()
+    public_loss(p, p.targets, sk.BCE(), "sum").backward()
     for leaf, old in zip(p.leaves, before, strict=True):
         assert torch.equal(leaf, old)
 
@@ -201,7 +202,7 @@ def test_inputs_are_never_changed(device):
 def test_double_backward_says_what_to_do(device):
     p = problem(30, 3, 4, 3, device=device)
     for reduction in REDUCTIONS:
-        value = public_loss(p, p.sets, sk.BCE(), reduction).sum()
+        value = public_loss(p, p.targets, sk.BCE(), reduction).sum()
         (grad,) = torch.autograd.grad(value, p.x, create_graph=True)
         with pytest.raises(RuntimeError, match="no second derivative"):
             grad.sum().backward()
@@ -210,7 +211,7 @@ def test_double_backward_says_what_to_do(device):
 
 def test_strided_inputs(device):
     p = problem(120, 4, 6, 8, device=device)
-    want = public_loss(p, p.sets, sk.BCE(), "sum")
+    want = public_loss(p, p.targets, sk.BCE(), "sum")
     want.backward()
     grads = p.grads()
     x = p.x.detach().T.contiguous().T.requires_grad_()
@@ -218,7 +219,7 @@ def test_strided_inputs(device):
     wide = torch.randn(8, 40, device=device)
     wide[:, 7 : 7 + x.shape[1]] = p.x.detach()
     for view in (x, wide[:, 7 : 7 + x.shape[1]].requires_grad_()):
-        value = sk.functional.dft_loss(view, weight, p.sets, 120, 4, reduction="sum")
+        value = sk.functional.dft_loss(view, weight, p.targets, 120, 4, reduction="sum")
         value.backward()
         torch.testing.assert_close(value, want)
         torch.testing.assert_close(weight.grad, grads[1])
@@ -233,7 +234,7 @@ def test_label_ranges_add_up_to_the_whole(device):
     loss = sk.BCE(weight=torch.rand(1000, device=device, dtype=torch.float64))
     module = backends.select(p.x, "fused_loss", loss)
     needs = (True, True, False)
-    call = backends.LossCall(p.x.detach(), p.layer, p.sets, loss, 1.0, needs)
+    call = backends.LossCall(p.x.detach(), p.layer, p.targets, loss, 1.0, needs)
     whole = module.fused_loss(call)
     parts = []
     for start, stop in ((0, 313), (313, 314), (314, 1000)):
@@ -253,14 +254,14 @@ def test_a_permuted_batch_has_permuted_losses(order, seed):
     torch.manual_seed(seed)
     p = problem(60, 3, 4, 7)
     index = torch.tensor(order)
-    rows = public_loss(p, p.sets, sk.BCE(), "none")
-    moved = sk.functional.dft_loss(p.x[index], p.layer.weight, p.sets[index], 60, 3, reduction="none")
+    rows = public_loss(p, p.targets, sk.BCE(), "none")
+    moved = sk.functional.dft_loss(p.x[index], p.layer.weight, p.targets[index], 60, 3, reduction="none")
     torch.testing.assert_close(moved, rows[index], rtol=4 * LOW[torch.float32], atol=0)
 
 
 def call(**changes):
     p = problem(20, 2, 3, 4)
-    args = dict(x=p.x, slack_weight=p.layer.weight, targets=p.sets, num_labels=20, k=2) | changes
+    args = dict(x=p.x, slack_weight=p.layer.weight, targets=p.targets, num_labels=20, k=2) | changes
     return sk.functional.dft_loss(**args)
 
 

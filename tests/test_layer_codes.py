@@ -47,7 +47,7 @@ def test_loss_and_gradients(device, shape, dtype, reduction):
     upstream = torch.randn(size[3], device=device) if reduction == "none" else torch.tensor(1.7, device=device)
     results = []
     for p, loss in ((given, public_loss), (given.to(dtype), dense_loss), (given.to(torch.float64), dense_loss)):
-        value = loss(p, p.sets, sk.BCE(), reduction)
+        value = loss(p, p.targets, sk.BCE(), reduction)
         value.backward(upstream.to(value.dtype))
         results.append([value.detach(), *p.grads()])
     if size[3] == 0 and reduction == "mean":
@@ -59,11 +59,11 @@ def test_loss_and_gradients(device, shape, dtype, reduction):
 @pytest.mark.parametrize("loss", [sk.SigmoidF1(), sk.Asymmetric(), sk.LMLNLL(3)], ids=lambda loss: type(loss).__name__)
 def test_other_losses(device, loss):
     p = problem(300, 3, 5, 6, device=device, dtype=torch.float64, bias=True, codes=16)
-    ours = public_loss(p, p.sets, loss, "sum")
+    ours = public_loss(p, p.targets, loss, "sum")
     ours.backward()
     grads = p.grads()
     matrix = reference.matrix(p.layer)
-    plain = sk.functional.linear_loss(p.x, matrix, p.sets, p.layer.bias, loss=loss, reduction="sum")
+    plain = sk.functional.linear_loss(p.x, matrix, p.targets, p.layer.bias, loss=loss, reduction="sum")
     plain.backward()
     torch.testing.assert_close(ours, plain)
     for ours_grad, want in zip(grads, p.grads(), strict=True):
@@ -106,14 +106,16 @@ def test_gradcheck(device):
 
     assert torch.autograd.gradcheck(lambda x, w, b: ops.logits(x, layer(w, b)), p.leaves)
     assert torch.autograd.gradgradcheck(lambda x, w, b: ops.logits(x, layer(w, b)), p.leaves)
-    assert torch.autograd.gradcheck(lambda x, w, b: ops.layer_loss(x, layer(w, b), p.sets, sk.BCE(), "none"), p.leaves)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: ops.layer_loss(x, layer(w, b), p.targets, sk.BCE(), "none"), p.leaves
+    )
     assert torch.autograd.gradcheck(lambda x, w, b: ops.topk(x, layer(w, b), 4)[0], p.leaves)
 
 
 def test_compiled():
     with sk.backend("torch"):
         p = problem(100, 2, 3, 4, bias=True, codes=16)
-        dense = p.sets.to_dense(torch.float32)
+        dense = p.targets.to_dense(torch.float32)
 
         def step(x, weight, bias):
             values, _ = sk.functional.dft_topk(x, weight, 100, 2, 3, bias=bias, codes=16)
@@ -142,8 +144,8 @@ def test_the_same_bits_every_time_and_after_inference_mode():
 def test_backends_without_codes_refuse_by_name(name):
     p = problem(100, 2, 3, 4, device=DEVICES[name], codes=16)
     with sk.backend(name), pytest.raises(backends.BackendError, match=f"the {name} backend has no kernel for codes"):
-        public_loss(p, p.sets, sk.BCE(), "mean")
-    assert public_loss(p, p.sets, sk.BCE(), "mean").isfinite()  # auto takes one that has it
+        public_loss(p, p.targets, sk.BCE(), "mean")
+    assert public_loss(p, p.targets, sk.BCE(), "mean").isfinite()  # auto takes one that has it
 
 
 def test_refusals():

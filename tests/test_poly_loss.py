@@ -33,7 +33,7 @@ def test_gradient():
 def test_on_a_layer(reduction):
     p = problem(300, 4, 9, 6, dtype=torch.float64)
     loss = sk.Poly1BCE(weight=torch.rand(300, dtype=torch.float64))
-    ours, want = (f(p, p.sets, loss, reduction) for f in (public_loss, dense_loss))
+    ours, want = (f(p, p.targets, loss, reduction) for f in (public_loss, dense_loss))
     torch.testing.assert_close(ours, want)
     grads = [torch.autograd.grad(value.sum(), p.leaves) for value in (ours, want)]
     for a, b in zip(*grads, strict=True):

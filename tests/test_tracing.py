@@ -74,11 +74,11 @@ def test_a_dispatch_mode_sees_the_operator():
             return func(*args, **(kwargs or {}))
 
     p = problem(40, 3, 4, 5)
-    want = public_loss(p, p.sets, sk.BCE(), "mean")
+    want = public_loss(p, p.targets, sk.BCE(), "mean")
     want.backward()
     grads = p.grads()
     with Log():
-        value = public_loss(p, p.sets, sk.BCE(), "mean")
+        value = public_loss(p, p.targets, sk.BCE(), "mean")
     value.backward()
     assert "sigkernels.fused_loss.default" in seen
     torch.testing.assert_close([value, *p.grads()], [want, *grads])
@@ -104,7 +104,7 @@ def test_double_backward_is_refused_on_every_path(reduction, how):
     p = problem(40, 3, 4, 5)
 
     def loss(x, weight):
-        return sk.functional.dft_loss(x, weight, p.sets, 40, 3, reduction=reduction).sum()
+        return sk.functional.dft_loss(x, weight, p.targets, 40, 3, reduction=reduction).sum()
 
     if how == "compiled":
         loss = torch.compile(loss, backend="eager", fullgraph=True)

@@ -68,7 +68,7 @@ class Steeper(sk.SigmoidF1):
 def dense(p, loss, reduction="mean"):
     """Plain torch on dense logits."""
     z = reference.logits(p.x, p.layer)
-    y = reference.dense_targets(p.sets, p.layer, z.dtype)
+    y = reference.dense_targets(p.targets, p.layer, z.dtype)
     if isinstance(loss, ConfusionLoss):
         return loss.value(z, y)
     if isinstance(loss, sk.ColumnLoss):
@@ -81,7 +81,7 @@ def dense(p, loss, reduction="mean"):
 
 
 def same(p, loss, reduction="mean", call=public_loss):
-    got = call(p, p.sets, loss, reduction)
+    got = call(p, p.targets, loss, reduction)
     upstream = torch.randn_like(got)
     got.backward(upstream)
     grads = p.grads()
@@ -130,7 +130,7 @@ def test_compiled_where_it_is_made():
     p, weight = problem(60, 4, 5, 7), torch.rand(60)
 
     def step(x, weight):
-        return sk.functional.dft_loss(x, p.layer.weight, p.sets, 60, 4, Poly1(0.25, weight), "none").sum()
+        return sk.functional.dft_loss(x, p.layer.weight, p.targets, 60, 4, Poly1(0.25, weight), "none").sum()
 
     got = torch.compile(step, fullgraph=True, backend="aot_eager")(p.x, weight)
     torch.testing.assert_close(got, step(p.x, weight))
@@ -138,7 +138,7 @@ def test_compiled_where_it_is_made():
 
 def test_a_subclass_changes_nobody_else_s_results():
     p = problem(60, 4, 5, 7)
-    before = public_loss(p, p.sets, sk.BCE(), "mean")
+    before = public_loss(p, p.targets, sk.BCE(), "mean")
 
     class BCE(sk.BCE):
         def value(self, z, y):
@@ -147,8 +147,8 @@ def test_a_subclass_changes_nobody_else_s_results():
     torch._dynamo.reset()
     compiled = torch.compile(public_loss, fullgraph=True, backend="aot_eager")
     for call in (public_loss, compiled):
-        torch.testing.assert_close(call(p, p.sets, sk.BCE(), "mean"), before)
-        torch.testing.assert_close(call(p, p.sets, BCE(), "mean"), 10 * before)
+        torch.testing.assert_close(call(p, p.targets, sk.BCE(), "mean"), before)
+        torch.testing.assert_close(call(p, p.targets, BCE(), "mean"), 10 * before)
 
 
 def test_two_classes_of_one_name():
@@ -163,7 +163,7 @@ def test_two_classes_of_one_name():
     compiled = torch.compile(public_loss, fullgraph=True, backend="aot_eager")
     one, two, p = make(1.0), make(2.0), problem(60, 4, 5, 7)
     for call in (public_loss, compiled):
-        torch.testing.assert_close(call(p, p.sets, two, "mean"), 2 * call(p, p.sets, one, "mean"))
+        torch.testing.assert_close(call(p, p.targets, two, "mean"), 2 * call(p, p.targets, one, "mean"))
 
 
 def test_no_array_of_all_logits():
@@ -177,7 +177,7 @@ def test_no_array_of_all_logits():
             return (z - y).square()
 
     p = problem(20_000, 3, 2, 64)
-    public_loss(p, p.sets, Watch(), "mean").backward()
+    public_loss(p, p.targets, Watch(), "mean").backward()
     assert 0 < largest <= 8192
 
 
@@ -186,7 +186,7 @@ def test_a_forced_kernel_refuses_it_by_name(loss):
     p = problem(60, 4, 5, 7)
     for name in set(sk.available_backends()) - {"torch"}:
         with sk.backend(name), pytest.raises(RuntimeError, match=f"no kernel for {type(loss).__name__}"):
-            public_loss(p, p.sets, loss, "mean")
+            public_loss(p, p.targets, loss, "mean")
 
 
 class Nothing(sk.ElementwiseLoss):
@@ -223,23 +223,25 @@ class Averaged(sk.ElementwiseLoss):
 def test_what_cannot_be_computed_says_so(loss, error, words):
     p = problem(60, 4, 5, 7)
     with pytest.raises(error, match=words):
-        public_loss(p, p.sets, loss, "mean")
+        public_loss(p, p.targets, loss, "mean")
 
 
 def test_without_gradients():
     p = problem(60, 4, 5, 7, dtype=torch.float64)
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
-            torch.testing.assert_close(public_loss(p, p.sets, Poly1(), "mean"), dense(p, Poly1()))
+            torch.testing.assert_close(public_loss(p, p.targets, Poly1(), "mean"), dense(p, Poly1()))
 
 
 def test_numbers_in_place_of_tensors():
     """A number or a 0-d tensor stands for every label, as torch broadcasts."""
     p = problem(60, 4, 5, 7)
     for make in (sk.BCE, sk.Focal, sk.Asymmetric):
-        want = public_loss(p, p.sets, make(weight=torch.full((60,), 2.0), pos_weight=torch.full((60,), 3.0)), "mean")
+        want = public_loss(p, p.targets, make(weight=torch.full((60,), 2.0), pos_weight=torch.full((60,), 3.0)), "mean")
         for weight, pos_weight in ((2.0, 3.0), (torch.tensor(2.0), torch.tensor(3.0)), (2, 3)):
-            torch.testing.assert_close(public_loss(p, p.sets, make(weight=weight, pos_weight=pos_weight), "mean"), want)
+            torch.testing.assert_close(
+                public_loss(p, p.targets, make(weight=weight, pos_weight=pos_weight), "mean"), want
+            )
     assert sk.BCE(pos_weight=3.0) == sk.BCE(pos_weight=3.0)
 
 
