@@ -113,10 +113,10 @@ class Problem:
         """The step of ``name``: sigkernels, or eager or compiled with a frozen DFT or none."""
         if name == OURS:
             return self.step(lambda: self.ours(loss))
-        how, _, what = name.partition(", ")
+        how, _, columns = name.partition(", ")
         if how == "chunks":
             return self.chunks
-        layer = self.dense if what == "frozen DFT" else self.plain
+        layer = self.dense if columns == "frozen DFT" else self.plain
 
         def function() -> Tensor:
             return layer(loss)

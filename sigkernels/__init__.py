@@ -10,9 +10,11 @@ from . import datasets, functional, metrics, optim, signs
 from .backends import available_backends, backend, backend_status
 from .clip import clip_grad_norm_
 from .dft import dft_matrix
+from .dft_head import DFTHead
 from .guarantee import Guarantee
-from .heads import DFTHead, Head, LinearHead
+from .head_base import Head
 from .labels import LabelSets
+from .linear_head import LinearHead
 from .losses import (
     BCE,
     LMLNLL,

@@ -22,17 +22,17 @@ from .validation import check_dft, check_int
 
 def angles(num_labels: int, k: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """``2π (j·i mod n) / n`` for i in ``positions`` and j = 1 … k, ``[len(positions), k]`` float64."""
-    turns = np.multiply.outer(positions.astype(np.int64) % num_labels, np.arange(1, k + 1, dtype=np.int64))
-    return (turns % num_labels) * (2 * math.pi / num_labels)
+    multiples = np.multiply.outer(positions.astype(np.int64) % num_labels, np.arange(1, k + 1, dtype=np.int64))
+    return (multiples % num_labels) * (2 * math.pi / num_labels)
 
 
 def dft_rows(num_labels: int, k: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """The rows ``positions`` (taken modulo n) of ``W_dft``, ``[len(positions), 2k+1]`` float64."""
     rows = np.empty((len(positions), 2 * k + 1))
     rows[:, 0] = 1 / math.sqrt(num_labels)
-    turn = angles(num_labels, k, positions)
-    rows[:, 1::2] = math.sqrt(2 / num_labels) * np.cos(turn)
-    rows[:, 2::2] = math.sqrt(2 / num_labels) * np.sin(turn)
+    angle = angles(num_labels, k, positions)
+    rows[:, 1::2] = math.sqrt(2 / num_labels) * np.cos(angle)
+    rows[:, 2::2] = math.sqrt(2 / num_labels) * np.sin(angle)
     return rows
 
 

@@ -46,9 +46,9 @@ class DFTPlan(NamedTuple):
         cos, sin = np.empty((2, len(centres), self.k))
         for at in range(0, len(centres), _ROTATION_BLOCK):
             block = slice(at, at + _ROTATION_BLOCK)
-            turn = angles(self.num_labels, self.k, centres[block])
-            np.cos(turn, out=cos[block])
-            np.sin(turn, out=sin[block])
+            angle = angles(self.num_labels, self.k, centres[block])
+            np.cos(angle, out=cos[block])
+            np.sin(angle, out=sin[block])
         return cos, sin
 
     @property

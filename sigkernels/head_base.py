@@ -377,3 +377,13 @@ def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:
             f"{name} has shape {list(parameter.shape)}, but this head was made for {list(shape)}; "
             "assign a parameter of that shape, or make a new head"
         )
+
+
+def parameter_device(shard: LabelShard | None, device: Any) -> Any:
+    """Where the parameters are made: of a sharded head on the devices of its mesh, unless another is named."""
+    return shard.mesh.device_type if shard is not None and device is None else device
+
+
+def present(**parameters: tuple[Tensor | None, tuple[int, ...]]) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    """The parameters that a head has, with their shapes."""
+    return {name: (tensor, shape) for name, (tensor, shape) in parameters.items() if tensor is not None}

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .heads import DFTHead, Head
+from .dft_head import DFTHead
+from .head_base import Head
 
 
 class HeadMixin:

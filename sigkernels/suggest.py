@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .codes import guaranteed_size, smallest_codes
-from .heads import DFTHead
+from .dft_head import DFTHead
 from .labels import LabelSets
 from .validation import check_int
 

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from .heads import DFTHead
+from .dft_head import DFTHead
 from .hf import HeadMixin
 from .prior import Prior
 from .validation import check_memory

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..heads import DFTHead, Head, LinearHead
+from ..dft_head import DFTHead
+from ..head_base import Head
 from ..labels import LabelSets
+from ..linear_head import LinearHead
 from ..losses import BCE, ConfusionLoss, Loss
 from ..suggest import suggest_codes, suggest_k, suggest_slack
 from ..validation import check_int, check_number

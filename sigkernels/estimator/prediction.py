@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..heads import Head
+from ..head_base import Head
 from ..labels import LabelSets
 from ..validation import check_m
 from .base import NotFittedError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..heads import Head
+from ..head_base import Head
 from ..losses import BCE, Loss, RowLoss
 from ..validation import check_int
 from .examples import Examples

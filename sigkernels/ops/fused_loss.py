@@ -290,12 +290,14 @@ def fused_loss_operator(
     measured = Loss.unflatten(loss, numbers, tensors, (beta, eta))
     spec = Spec.of(x, measured, LayerMeta(*meta), reduction)
     targets = from_target_tensors((indices, offsets, dense), spec.meta.num_labels)
-    value, grads = evaluate(spec, (x, weight, bias, beta, eta), targets, row_scale, _made(needs, reduction, row_scale))
+    value, grads = evaluate(
+        spec, (x, weight, bias, beta, eta), targets, row_scale, _forward_gradients(needs, reduction, row_scale)
+    )
     a, b, c, d, e = [x.new_empty(0) if grad is None else grad for grad in grads]
     return value, a, b, c, d, e
 
 
-def _made(needs: Sequence[bool], reduction: str, row_scale: Tensor | None) -> list[bool]:
+def _forward_gradients(needs: Sequence[bool], reduction: str, row_scale: Tensor | None) -> list[bool]:
     """The gradients that a call makes: none where the upstream gradients of the rows are not known yet."""
     known = reduction != "none" or row_scale is not None
     return [known and need for need in needs]
@@ -308,7 +310,7 @@ def _(x, weight, bias, beta, eta, indices, offsets, dense, row_scale, loss, numb
     likes = zip((x, weight, bias, beta, eta), (dtype,) * 3 + (wide,) * 2, strict=True)
     grads = [
         x.new_empty(like.shape, dtype=kind) if need else x.new_empty(0)
-        for (like, kind), need in zip(likes, _made(needs, reduction, row_scale), strict=True)
+        for (like, kind), need in zip(likes, _forward_gradients(needs, reduction, row_scale), strict=True)
     ]
     return value, *grads
 

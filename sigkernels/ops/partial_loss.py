@@ -70,14 +70,14 @@ def partial_loss_operator(
     targets = PartialTargets(from_target_tensors((indices, offsets, dense), layer.num_labels), unknown)
     dtype = accumulate_dtype(x.dtype)
     scale = 1.0 if row_scale is None else row_scale.to(dtype).contiguous()
-    made = tuple(_made(needs, total, row_scale))
-    result = _backend(x, measured, layer.codes).fused_loss(LossCall(x, layer, targets, measured, scale, made))
+    wanted = tuple(_forward_gradients(needs, total, row_scale))
+    result = _backend(x, measured, layer.codes).fused_loss(LossCall(x, layer, targets, measured, scale, wanted))
     value = (result.rows.sum() if total else result.rows).to(dtype)
     a, b, c = [x.new_empty(0) if grad is None else grad for grad in result.gradients]
     return value, a, b, c
 
 
-def _made(needs: Sequence[bool], total: bool, row_scale: Tensor | None) -> list[bool]:
+def _forward_gradients(needs: Sequence[bool], total: bool, row_scale: Tensor | None) -> list[bool]:
     """The gradients that a call makes: none where the upstream gradients of the rows are not known yet."""
     return [need and (total or row_scale is not None) for need in needs]
 
@@ -87,7 +87,7 @@ def _(x, weight, bias, indices, offsets, dense, unknown, row_scale, loss, number
     value = x.new_empty(() if total else x.shape[:1], dtype=accumulate_dtype(x.dtype))
     a, b, c = [
         x.new_empty(like.shape, dtype=gradient_dtype(x.dtype)) if need and like is not None else x.new_empty(0)
-        for like, need in zip((x, weight, bias), _made(needs, total, row_scale), strict=True)
+        for like, need in zip((x, weight, bias), _forward_gradients(needs, total, row_scale), strict=True)
     ]
     return value, a, b, c
 
@@ -101,11 +101,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _gradients(ctx: Any, arrays: Sequence[Tensor | None], rest: Sequence[Tensor], upstream: Tensor) -> list[Any]:
     if ctx.total:
-        made = [grad * upstream for grad in rest]
+        grads = [grad * upstream for grad in rest]
     else:
         loss, numbers, meta = ctx.call
-        made = partial_loss_operator(*arrays, upstream, loss, numbers, list(rest), meta, False, ctx.needs)[1:]
-    pairs = zip(made, arrays[:_LEARNED], ctx.needs, strict=True)
+        grads = partial_loss_operator(*arrays, upstream, loss, numbers, list(rest), meta, False, ctx.needs)[1:]
+    pairs = zip(grads, arrays[:_LEARNED], ctx.needs, strict=True)
     return [grad.to(array.dtype) if need and array is not None else None for grad, array, need in pairs]
 
 

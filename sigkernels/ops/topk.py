@@ -83,8 +83,8 @@ def _grads(g: Tensor, x: Tensor, layer: Layer, labels: Tensor, needs: Any) -> tu
 def _dft_adjoint(g: Tensor, labels: Tensor, layer: Layer) -> Tensor:
     """``Σ_m g_bm · W_dft[label_bm]``, ``[B, 2k+1]``, from exactly reduced angles."""
     n, k = layer.num_labels, layer.k
-    turns = labels[:, :, None] * torch.arange(1, k + 1, device=g.device) % n
-    angle = turns.to(torch.float64) * (2 * math.pi / n)
+    multiples = labels[:, :, None] * torch.arange(1, k + 1, device=g.device) % n
+    angle = multiples.to(torch.float64) * (2 * math.pi / n)
     wide = g.to(torch.float64)
     pairs = torch.stack(
         [torch.einsum("bm,bmk->bk", wide, angle.cos()), torch.einsum("bm,bmk->bk", wide, angle.sin())], 2

@@ -36,8 +36,10 @@ class TransformedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         arrays, needs = ctx.saved_tensors, tuple(ctx.needs_input_grad[1 : 1 + LEARNED])
         with torch.no_grad():
-            made = iter(TransformedGradients.apply(ctx.spec, needs, grad_output, *arrays))
-            grads = [next(made).to(array.dtype) if need else None for need, array in zip(needs, arrays, strict=False)]
+            remaining = iter(TransformedGradients.apply(ctx.spec, needs, grad_output, *arrays))
+            grads = [
+                next(remaining).to(array.dtype) if need else None for need, array in zip(needs, arrays, strict=False)
+            ]
         return None, *refuse_double_backward([*arrays[:LEARNED], grad_output], grads), None, None, None
 
     @staticmethod

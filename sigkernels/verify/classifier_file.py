@@ -218,7 +218,7 @@ def _dft_head(layer: StoredClassifier, k: int) -> Any:
     """The head whose slack columns were in the file."""
     import torch
 
-    from ..heads import DFTHead
+    from ..dft_head import DFTHead
 
     slack = torch.as_tensor(layer.weight)
     slack = slack if slack.is_floating_point() else slack.double()

@@ -26,8 +26,8 @@ def explain(report: Report, i: int, names: Sequence[str] | None = None) -> str:
         return _impossible(question, active, certificate.support, names)
     if certificate.kind == "alternation" and certificate.support is not None:
         return (
-            f"These {len(certificate.support)} labels lie around the circle of the DFT and would have to be on and off in "
-            f"turn: {_listed(certificate.support, question, names)}. With k = {question.k} the logits change sign at most "
+            f"These {len(certificate.support)} labels lie around the circle of the DFT and would have to be on and off "
+            f"alternately: {_listed(certificate.support, question, names)}. With k = {question.k} the logits change sign at most "
             f"{2 * question.k} times around the circle, so no input predicts this set, nor any other that has these labels "
             "so."
         )

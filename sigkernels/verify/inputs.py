@@ -11,7 +11,8 @@ from numpy import ndarray
 
 from ..codes import check_codes
 from ..dft import check_dft
-from ..heads import DFTHead, Head
+from ..dft_head import DFTHead
+from ..head_base import Head
 from ..validation import check_number, is_distributed
 from .input_ball import BALLS
 from .question import Question

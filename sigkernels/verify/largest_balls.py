@@ -149,7 +149,7 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
     score = xp.where(batch.y > 0, xp.full_like(batch.y, -float("inf")), best.margins)
     free = None  # [B, f] the coordinates that are not held at the edge of the box; None: all
     gap = xp.full_like(x[:, 0], ROUGH)
-    for turn in range(ROUNDS):
+    for iteration in range(ROUNDS):
         work = smallest(xp, score, m)
         a, c = batch.gather(work)
         gap = gap if m < n else xp.full_like(gap, GAP)
@@ -165,7 +165,9 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
         loose = xp.where(sure, 0.3 * xp.abs(centre.e) + 3.0 * centre.gap, xp.full_like(apart, float("inf")))
         kept = centre.slack < loose[:, None]
         score = keep(xp, best.first_met(xp, price.margins, centre.e), work, kept)
-        free = free_coordinates(xp, centre.x, price.slope, free) if batch.is_box and d >= FEW and turn < 3 else None
+        free = (
+            free_coordinates(xp, centre.x, price.slope, free) if batch.is_box and d >= FEW and iteration < 3 else None
+        )
         x, score, apart, kept = (xp.take(v, go, axis=0) for v in (centre.x, score, apart, kept))
         best = _Best(*(xp.take(v, go, axis=0) for v in best))
         free = None if free is None else xp.take(free, go, axis=0)
@@ -198,19 +200,19 @@ class _Best(NamedTuple):
             low, high = xp.where(rises, t, low), xp.where(rises, high, t)
             t = 0.5 * (low + high)
         t = column(t)
-        there = _Best(self.x + t * (x - self.x), self.margins + t * change)
-        better = column(there.radius(xp) > self.radius(xp))
-        return _Best(xp.where(better, there.x, self.x), xp.where(better, there.margins, self.margins))
+        other = _Best(self.x + t * (x - self.x), self.margins + t * change)
+        better = column(other.radius(xp) > self.radius(xp))
+        return _Best(xp.where(better, other.x, self.x), xp.where(better, other.margins, self.margins))
 
     def first_met(self, xp: Any, margins: Array, e: Array) -> Array:
         """Where each row is met on the way to points with these margins, whose ball has the radius e: [B, n].
 
         In [0, 1] for rows that cut the ball; beyond that the other ones, the nearest first.
         """
-        here, there = self.margins - column(self.radius(xp)), margins - column(e)
-        inside = there >= 0
-        met = here / xp.where(inside, xp.ones_like(here), here - there)
-        return xp.where(inside, 1.0 + there, met)
+        now, later = self.margins - column(self.radius(xp)), margins - column(e)
+        inside = later >= 0
+        met = now / xp.where(inside, xp.ones_like(now), now - later)
+        return xp.where(inside, 1.0 + later, met)
 
 
 def _on_all_rows(batch: _Batch) -> Iterator[Ball]:

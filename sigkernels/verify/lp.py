@@ -46,7 +46,7 @@ def chebyshev(
     bounds = [(-box, box)] * d + [(None, None)]
     best: tuple[ndarray, ndarray, ndarray] | None = None
     best_value = -np.inf
-    for turn in range(ROUNDS):
+    for iteration in range(ROUNDS):
         index = np.flatnonzero(work)
         a = np.concatenate([-y[index, None] * rows[index], np.ones((len(index), 1))], axis=1)
         for presolve in (False, True):  # the second when the first ends in numerical trouble
@@ -75,7 +75,7 @@ def chebyshev(
         outside = np.flatnonzero(~work)
         if not np.any(margins[outside] < claimed):
             break
-        if turn < 4:  # rows far from tight are let go, at first; later none is, so that this ends
+        if iteration < 4:  # rows far from tight are let go, at first; later none is, so that this ends
             work[index[margins[index] > claimed + 0.3 * abs(claimed)]] = False
         # Not only what is violated: what is nearly so would be next.
         count = min(len(outside), d + 10)

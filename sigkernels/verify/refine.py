@@ -2,7 +2,7 @@
 
 At a vertex as many rows and edges of the box are tight as there are unknowns: the tight rows have one margin, in units
 of their norms, and their multipliers cancel in every free coordinate. Both are square systems. They are solved in
-float64, and again for what the answer leaves over, which is summed exactly: each turn adds as many digits as the first.
+float64, and again for what the answer leaves over, which is summed exactly: each pass adds as many digits as the first.
 
 A solver may have ended at a vertex next to the best one. Its multipliers are positive there, but some row has a smaller
 margin: that row comes in and another leaves, as in the dual simplex method, until none has.

@@ -31,9 +31,9 @@ def representatives(n: int, size: int) -> tuple[ndarray, ndarray]:
     first = np.ones(len(gaps), dtype=bool)  # no rotation of the gaps comes before them
     repeats = np.zeros(len(gaps), dtype=np.int64)
     for shift in range(size):
-        turned = np.roll(gaps, -shift, axis=1)
-        where = np.argmax(turned != gaps, axis=1)
-        difference = np.take_along_axis(turned - gaps, where[:, None], axis=1)[:, 0]
+        rotated = np.roll(gaps, -shift, axis=1)
+        where = np.argmax(rotated != gaps, axis=1)
+        difference = np.take_along_axis(rotated - gaps, where[:, None], axis=1)[:, 0]
         first &= difference >= 0
         repeats += difference == 0
     return active[first], n // repeats[first]
