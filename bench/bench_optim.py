@@ -1,7 +1,8 @@
 """A training step of the label weights: the loss with a fused optimizer beside the loss and torch's own.
 
     pytest bench/bench_optim.py
-    python bench/bench_optim.py amazon        # 2,812,281 x 768 bfloat16, FusedSGD, B = 64: seconds and peak memory
+    python bench/bench_optim.py               # the same as two tables
+    python bench/bench_optim.py amazon        # the second alone: 2,812,281 x 768 bfloat16, FusedSGD, B = 64
 
 The Amazon-3M shape is measured in two processes, ours and a loop over label chunks in plain torch (``ChunkedSGD``), which
 has no gradient array either: each needs the weights once, 4.3 GB.
@@ -10,6 +11,7 @@ has no gradient array either: each needs the weights once, 4.3 GB.
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -17,16 +19,17 @@ from typing import Any
 
 import pytest
 import torch
-from peers import ACTIVE, CLOCK, OURS, QUICK, ChunkedSGD, Step, race
+from peers import ACTIVE, CLOCK, OURS, QUICK, ChunkedSGD, Step, median_interval, race, samples
 
 import sigkernels as sk
-from sigkernels.memory import CLEAR_REFS, RESET_PEAK, STATUS
+from sigkernels.memory import CLEAR_REFS, RESET_PEAK, STATUS, peak_bytes
 
 pytestmark = pytest.mark.benchmark(timer=CLOCK)
 
 ROWS = 64
 N, S = (20_000, 64) if QUICK else (1_000_000, 64)
 AMAZON = (5_000, 768) if QUICK else (2_812_281, 768)
+CHUNKS = "torch, label chunks"
 OPTIMIZERS: dict[str, tuple[Any, Any]] = {
     "SGD": (lambda head: sk.optim.FusedSGD(head, 1e-2), lambda p: torch.optim.SGD(p, 1e-2, fused=True)),
     "AdamW": (lambda head: sk.optim.FusedAdamW(head), lambda p: torch.optim.AdamW(p, fused=True)),
@@ -106,7 +109,7 @@ def in_fresh_process(who: str) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("who", (OURS, "torch, label chunks"))
+@pytest.mark.parametrize("who", (OURS, CHUNKS))
 def test_amazon(benchmark: Any, who: str) -> None:
     measured = in_fresh_process(who)
     benchmark.group = f"bfloat16 FusedSGD step, n={AMAZON[0]} s={AMAZON[1]} B={ROWS}"
@@ -114,11 +117,45 @@ def test_amazon(benchmark: Any, who: str) -> None:
     benchmark.pedantic(CLOCK.replay([measured["seconds"]]), rounds=1)
 
 
+# -- tables for the documents ---------------------------------------------------------------------------------------
+
+
+def race_table(seconds: float = 30.0) -> None:
+    print(f"One step of loss and optimizer, n = {N:,}, s = {S}, B = {ROWS}, float32: medians, interleaved.\n")
+    print(
+        "| optimizer | ours, ms | adds, MiB | our loss + torch's fused one, ms | adds, MiB | ours / theirs | 95 % interval |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for kind in OPTIMIZERS:
+        functions = steps(kind)
+        memory = [(peak_bytes(function) or 0) / 2**20 for function in functions.values()]
+        ours, theirs = samples(functions, 0.3 if QUICK else seconds).values()
+        ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+        low, high = median_interval(ratios)
+        cells = [f"{statistics.median(taken) * 1e3:.1f} | {added:.0f}" for taken, added in zip((ours, theirs), memory, strict=True)]  # fmt: skip
+        print(
+            f"| {kind} | {' | '.join(cells)} | {statistics.median(ratios):.2f} | {low:.2f} … {high:.2f} |", flush=True
+        )
+
+
+def amazon_table() -> None:
+    print(
+        f"n = {AMAZON[0]:,}, {AMAZON[1]} columns, bfloat16, B = {ROWS}: the least of three steps, and the whole process.\n"
+    )
+    print("| | s per step | peak RSS, GB | weights, GB | beyond, GB |")
+    print("|---|---|---|---|---|")
+    for name in (OURS, CHUNKS):
+        found = in_fresh_process(name)
+        sizes = (found["peak_bytes"], found["weight_bytes"], found["peak_bytes"] - found["weight_bytes"])
+        cells = " | ".join(f"{size / 1e9:.2f}" for size in sizes)
+        print(f"| {name} | {found['seconds']:.2f} | {cells} |", flush=True)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["amazon"]:
-        for name in (OURS, "torch, label chunks"):
-            found = in_fresh_process(name)
-            beyond = found["peak_bytes"] - found["weight_bytes"]
-            print(f"{name:22} {found['seconds']:8.2f} s/step   peak RSS {found['peak_bytes'] / 1e9:6.2f} GB = weights + {beyond / 1e9:5.2f} GB", flush=True)  # fmt: skip
-    else:
+    if len(sys.argv) > 1 and sys.argv[1] != "amazon":
         print(json.dumps(amazon(sys.argv[1])))
+    else:
+        if len(sys.argv) == 1:
+            race_table()
+            print()
+        amazon_table()

@@ -10,6 +10,7 @@ and eager torch with its own SGD, which makes ``[B, n]`` arrays and a gradient.
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -95,13 +96,20 @@ def test_scale(benchmark: Any, who: str, dtype: str, n: int) -> None:
 
 
 def table() -> None:
-    print(f"s={WIDTH} B={ROWS}, one step: median time, rate, memory that it adds at its peak")
+    print(
+        f"s = {WIDTH}, B = {ROWS}, one step: median time, rates, and the memory that it adds to the weights at its peak.\n"
+    )
+    print("| labels | | dtype | ms | of ours | million labels/s | rows/s | weights, MiB | adds, MiB |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    ours: dict[tuple[int, str], float] = {}
     for who, dtype, n in cases():
         measured = in_fresh_process(who, dtype, n)
-        seconds = measured["seconds"][len(measured["seconds"]) // 2]
-        memory = (measured["peak_bytes"] or 0) / 2**20
-        rates = f"{n / seconds / 1e6:8.1f} M labels/s {ROWS / seconds:10.1f} rows/s"
-        print(f"n={n:<9} {who:20} {dtype:9} {seconds * 1e3:9.1f} ms {rates} {memory:9.1f} MiB", flush=True)
+        seconds = statistics.median(measured["seconds"])
+        factor = seconds / ours.setdefault((n, dtype), seconds)  # ours is the first of its kind
+        weights = n * WIDTH * getattr(torch, dtype).itemsize / 2**20
+        cells = [f"{n:,}", who, dtype, f"{seconds * 1e3:.1f}", f"{factor:.1f}", f"{n / seconds / 1e6:.1f}"]
+        cells += [f"{ROWS / seconds:.1f}", f"{weights:.0f}", f"{(measured['peak_bytes'] or 0) / 2**20:.0f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .validation import is_distributed
+from .validation import check_number, is_distributed
 
 
 @torch.no_grad()
@@ -30,6 +31,13 @@ def clip_grad_norm_(
         >>> norm.shape
         torch.Size([])
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}: give the model, not its parameters"
+        )
+    for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
+        if value != math.inf and check_number(name, value) < 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
     parameters = list(model.parameters())
     groups: dict[Any, list[Tensor]] = {None: []}  # by device mesh
     for p in parameters:

@@ -19,7 +19,8 @@ from .labels import LabelSets
 from .layer import Layer
 from .losses import BCE, Loss, Reduction
 from .operator_dispatch import eager_only
-from .optim import FusedOptimizer, check_update, refuse_shards
+from .optim import FusedOptimizer, check_update
+from .optim_checks import refuse_shards
 from .prior import Prior
 from .sharding import LabelShard
 from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold

@@ -6,17 +6,24 @@ the gradient of the weights before the step to the encoder, whose parameters an 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .layer_update import ADAGRAD, ADAMW, MOMENTUM, ROUNDINGS, SGD, LayerUpdate, ParameterUpdate
+from .layer_update import ADAGRAD, ADAMW, MOMENTUM, SGD, LayerUpdate, ParameterUpdate
+from .optim_checks import (
+    check_dtype,
+    check_same_kind,
+    check_settings,
+    check_state,
+    refuse_gradient,
+    refuse_shards,
+    refuse_wrong_place,
+)
 
 __all__ = ["FusedAdagrad", "FusedAdamW", "FusedOptimizer", "FusedSGD"]
-
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -47,6 +54,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if isinstance(params, nn.Module):
             params = _label_parameters(params)
+        elif isinstance(params, (str, dict)) or not isinstance(params, Iterable):
+            raise TypeError(f"params must be a head, label parameters or groups of them, got {params!r}")
         self._stepped: set[Tensor] = set()  # since the last step()
         super().__init__(params, defaults)
 
@@ -55,13 +64,25 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self._check_group(group)
+            check_settings(group)
+            for parameter in group["params"]:
+                check_dtype(parameter)
         except (TypeError, ValueError):
             del self.param_groups[-1]
             raise
+        # Now and not at the first step: who reads a checkpoint into this optimizer needs something to read it into.
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                self._parameter_update(parameter, group, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: torch's own leave out what it does not know."""
+        return {**super().__getstate__(), "_stepped": self._stepped, "grad_scale": self.grad_scale}
 
     def other_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters of a model that this optimizer has not: those for an ordinary one."""
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; put parts into a ModuleList")
         own = {parameter for group in self.param_groups for parameter in group["params"]}
         return [parameter for parameter in model.parameters() if parameter not in own]
 
@@ -76,13 +97,20 @@ class FusedOptimizer(torch.optim.Optimizer):
                 value = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
-                _refuse_gradient(parameter)
+                refuse_gradient(parameter)
         self._stepped.clear()
         return value
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but keeps the state in its own dtype, which is wider than that of bfloat16 parameters."""
+        """As torch's, but keeps the state in its own dtype, which is wider than that of bfloat16 parameters.
+
+        The state of ``torch.optim.AdamW`` or ``SGD`` is that of ``FusedAdamW`` and ``FusedSGD``.
+        """
+        check_same_kind(self, state_dict)
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            for name in ("rounding", "seed"):
+                group.setdefault(name, self.defaults[name])
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         for key, parameter in zip(saved, own, strict=True):
@@ -103,7 +131,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 raise ValueError(
                     f"update has not the head's {name}; make it with {type(self).__name__}(head, …), or freeze the "
                     "parameter with requires_grad_(False). A parameter that is computed (pruned, parametrized, cast by "
-                    "autocast) cannot be stepped by the loss"
+                    "autocast, gathered by FSDP) cannot be stepped by the loss"
                 )
             if parameter in self._stepped:
                 raise RuntimeError(
@@ -111,11 +139,13 @@ class FusedOptimizer(torch.optim.Optimizer):
                     "backward. Gradients are not accumulated over several losses, and activation checkpointing, which "
                     "computes a loss twice, cannot contain one with update=: take a larger batch, or leave update= out"
                 )
-            _refuse_gradient(parameter)
+            check_dtype(parameter)
+            refuse_gradient(parameter)
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise RuntimeError(f"the head's {name} has gradient hooks, which update= would pass by; remove them")
             if parameter.stride(-1) != 1 and parameter.shape[-1] > 1:
                 raise ValueError(f"the head's {name} must have contiguous rows, got strides {parameter.stride()}")
+            check_settings(groups[parameter])
             parts[name] = self._parameter_update(parameter, groups[parameter], indices[parameter])
         update = LayerUpdate(**parts)
         if not update.parts():
@@ -130,7 +160,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _parameter_update(self, parameter: Tensor, group: dict[str, Any], index: int) -> ParameterUpdate:
         state = self.state[parameter]
-        step = int(state.get("step", 0)) + 1
+        step = int(state.setdefault("step", 0)) + 1
         compensation = None
         rounding = group["rounding"] if parameter.dtype == torch.bfloat16 else "nearest"
         if rounding == "kahan":
@@ -141,7 +171,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             weight_decay=float(group["weight_decay"]),
             step=step,
             rounding=rounding,
-            key=random_key(group["seed"], step, index),
+            key=random_key(int(group["seed"]), step, index),
             compensation=compensation,
             **self._settings(parameter, group, state),
         )
@@ -149,18 +179,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _settings(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         """What a kind of optimizer adds to its ``ParameterUpdate``."""
         raise NotImplementedError
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        for name in ("lr", "weight_decay", "eps", "momentum"):
-            if name in group and not float(group[name]) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {group[name]}")
-        if group["rounding"] not in ROUNDINGS:
-            raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}, got {group['rounding']!r}")
-        if not isinstance(group["seed"], int):
-            raise TypeError(f"seed must be an int, got {group['seed']!r}")
-        for parameter in group["params"]:
-            if parameter.dtype not in _DTYPES:
-                raise TypeError(f"fused optimizers take float32, float64 and bfloat16, got {parameter.dtype}")
 
 
 class FusedSGD(FusedOptimizer):
@@ -233,8 +251,6 @@ class FusedAdagrad(FusedOptimizer):
         rounding: str = "stochastic",
         seed: int = 0,
     ) -> None:
-        if not initial_accumulator_value >= 0:
-            raise ValueError(f"initial_accumulator_value must be at least 0, got {initial_accumulator_value}")
         super().__init__(
             params,
             {
@@ -294,11 +310,6 @@ class FusedAdamW(FusedOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
-        if not all(0 <= beta < 1 for beta in group["betas"]):
-            raise ValueError(f"betas must lie in [0, 1), got {group['betas']}")
-
     def _settings(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
         return {
@@ -330,10 +341,15 @@ def _state(
     dtype: torch.dtype | None = None,
     start: float = 0.0,
 ) -> Tensor:
-    """A part of the state, made when it is first needed, contiguous."""
+    """A part of the state, contiguous; made where it is not there yet."""
+    shape = like.shape if shape is None else shape
+    dtype = dtype or (torch.float32 if like.dtype == torch.bfloat16 else like.dtype)
     if name not in state:
-        real = torch.float32 if like.dtype == torch.bfloat16 else like.dtype
-        state[name] = torch.full(shape or like.shape, start, dtype=dtype or real, device=like.device)
+        # Zeros are fresh pages, which take no memory before they are written.
+        state[name] = torch.zeros(shape, dtype=dtype, device=like.device)
+        if start:
+            state[name].fill_(start)
+    check_state(name, state[name], like, shape, dtype)
     return state[name]
 
 
@@ -351,23 +367,6 @@ def _label_parameters(head: nn.Module) -> list[nn.Parameter]:
     return taken
 
 
-def refuse_shards(head: nn.Module) -> None:
-    """Raises for a head whose labels are sharded over processes."""
-    if getattr(head, "shard", None) is not None:
-        raise ValueError(
-            "fused optimizers are not for sharded heads; leave update out and use an ordinary optimizer on head.parameters()"
-        )
-
-
-def _refuse_gradient(parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        raise RuntimeError(
-            f"a label parameter of shape {list(parameter.shape)} has a .grad, from a loss without update= or from weights "
-            "that another layer shares, and a fused optimizer never uses it; pass update=opt to head.loss, or use an "
-            "ordinary optimizer, and set the gradient to None (zero_grad)"
-        )
-
-
 def check_update(update: Any) -> None:
     """Refuses what is no fused optimizer, and calls in which a step cannot be right."""
     if not isinstance(update, FusedOptimizer):
@@ -375,15 +374,4 @@ def check_update(update: Any) -> None:
             f"update must be FusedSGD, FusedAdagrad or FusedAdamW of sigkernels.optim, got {type(update).__name__}; other "
             "optimizers take the gradient: leave update out and call their step()"
         )
-    if torch._C._are_functorch_transforms_active():
-        raise RuntimeError("update= changes weights in place, which torch.func transforms do not allow; leave it out")
-    if not torch.is_grad_enabled():
-        raise RuntimeError(
-            "update= makes a training step, and gradients are off here (no_grad, inference_mode, or a reentrant activation "
-            "checkpoint); leave update out to evaluate"
-        )
-    if getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None:
-        raise RuntimeError(
-            "update= steps the label weights with the gradient of this rank's rows alone, and DistributedDataParallel "
-            "averages gradients over ranks; leave update out, or keep the head outside of it"
-        )
+    refuse_wrong_place()

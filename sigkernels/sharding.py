@@ -8,10 +8,11 @@ a few numbers per row for losses of whole rows, and for ``topk`` and ``predict``
 
 from __future__ import annotations
 
-import pickle
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -203,8 +204,13 @@ def label_shard(num_labels: int, device_mesh: Any, process_group: Any, device: A
     from torch.distributed.device_mesh import DeviceMesh
 
     if device_mesh is None:
-        if dist.get_rank(process_group) < 0:
+        if process_group == dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError("this process is not a member of process_group; make the head on its members only")
+        if not isinstance(process_group, dist.ProcessGroup):
+            raise TypeError(
+                f"process_group must be a group of torch.distributed, got {process_group!r}; make one with "
+                "torch.distributed.new_group, or take torch.distributed.group.WORLD"
+            )
         kind = torch.device(device).type if device is not None else torch.get_default_device().type
         if kind == "meta":
             kind = "cuda" if "nccl" in dist.get_backend(process_group) else "cpu"
@@ -280,20 +286,47 @@ class _Gather(torch.autograd.Function):
 
 
 def _fingerprint(value: Any) -> str:
-    """Type, size and a checksum of the bits of a batch's part."""
-    if isinstance(value, LabelSets):
-        return f"{len(value)} label sets, checksum {_checksum(value.indices, value.offsets)}"
-    if isinstance(value, Tensor):
-        sparse = value.layout == torch.sparse_csr
-        parts = (value.crow_indices(), value.col_indices(), value.values()) if sparse else (value,)
-        return f"{list(value.shape)} {value.dtype}, checksum {_checksum(*parts)}"
+    """Type, size and a checksum of the bits of a batch's part: the same in every process."""
     if value is None or isinstance(value, (str, int, float)):
         return repr(value)
-    return f"{type(value).__name__}, checksum {zlib.crc32(pickle.dumps(value)):08x}"
-
-
-def _checksum(*tensors: Tensor) -> str:
+    if isinstance(value, LabelSets):
+        named = f"{len(value)} label sets"
+    elif isinstance(value, (Tensor, np.ndarray)):
+        named = f"{list(value.shape)} {value.dtype}"
+    else:
+        named = type(value).__name__
     crc = 0
-    for tensor in tensors:
-        crc = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
-    return f"{crc:08x}"
+    for part in _bits(value):
+        crc = zlib.crc32(part, crc)
+    return f"{named}, checksum {crc:08x}"
+
+
+def _bits(value: Any) -> Iterator[bytes | memoryview]:
+    """What tells a value from another. Not pickle, which writes addresses, and a repeated list as a reference."""
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        value = value.to_sparse_csr()
+        value = (value.crow_indices(), value.col_indices(), value.values())
+    elif isinstance(value, LabelSets):
+        value = (value.indices, value.offsets)
+    elif isinstance(value, (set, frozenset)):
+        value = sorted(value)
+    elif hasattr(value, "tocsr"):  # scipy
+        value = value.tocsr()
+        value = (value.indices, value.indptr, value.data)
+    if isinstance(value, Tensor):
+        bits = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        yield f"{list(value.shape)} {value.dtype}".encode()
+        yield bits.numpy().data
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.shape} {value.dtype}".encode()
+        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    elif isinstance(value, (list, tuple, np.ndarray)):
+        yield b"["
+        for part in value:
+            yield from _bits(part)
+        yield b"]"
+    elif hasattr(value, "__dict__") and not callable(value):  # a loss and its settings
+        yield type(value).__qualname__.encode()
+        yield from _bits(sorted(vars(value).items()))
+    else:
+        yield getattr(value, "__qualname__", repr(value)).encode()

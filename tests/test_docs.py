@@ -18,6 +18,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
 SITE = {"index.md", "results.md", "changelog.md", "contributing.md"}  # pages of the site that include other documents
 RUN = ["README.md", "docs/quickstart.md", "docs/choosing.md", "docs/losses.md", "docs/faq.md", "docs/verifier.md"]
+RUN += ["docs/optimizers.md"]
 RUN += [f"docs/verify-{audience}.md" for audience in ("multilabel", "retrieval", "language-models")]
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="needs the source tree")
 

@@ -85,6 +85,15 @@ def _check_batches(head, h, sets, monkeypatch):
     head.loss(h, sets)
     head.loss(h, sets.to_dense())
     head.loss(h, [list(map(int, row)) for row in sets])
+    # Equal settings and targets, wherever their memory is and however their lists are shared.
+    weight = torch.ones(N, dtype=torch.float64)
+    unknown = random_sets(6, N, seed=2)
+    head.loss(h, sets, sk.BCE(weight=weight), unknown=unknown)
+    head.loss(h, [[1]] * 6 if rank else [[1] for _ in range(6)], sk.SigmoidF1(beta=weight, eta=-weight))
+    head.loss(h, sets.to_scipy())
+    head.loss(h, sets.to_dense().numpy())
+    with pytest.raises(ValueError, match="different settings: rank 0: tuple, checksum"):
+        head.loss(h, sets, sk.BCE(weight=weight + rank), unknown=unknown)
     head.topk(h, 3), head.predict(h), head(h)
     with pytest.raises(ValueError, match=r"different targets: rank 0: 6 label sets, .*; rank 1: 6 label sets"):
         head.loss(h, other_sets)
@@ -235,6 +244,11 @@ def test_clipping_without_shards_is_torchs():
         if clip is torch.nn.utils.clip_grad_norm_:
             want = [norm, *(p.grad.clone() for p in head.parameters())]
     torch.testing.assert_close([norm, *(p.grad for p in head.parameters())], want)
+    with pytest.raises(TypeError, match="give the model, not its parameters"):
+        sk.clip_grad_norm_(head.parameters(), 1.0)
+    with pytest.raises(ValueError, match=r"max_norm must be at least 0, got -1\.0"):
+        sk.clip_grad_norm_(head, -1.0)
+    assert sk.clip_grad_norm_(torch.nn.ReLU(), 1.0) == 0
 
 
 def test_needs_torch_distributed():

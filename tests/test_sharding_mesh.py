@@ -179,6 +179,8 @@ def _worker(rank: int, folder) -> None:
         sk.LinearHead(WIDTH, N, device_mesh=init_device_mesh("cpu", (2, 2)))
     with pytest.raises(TypeError, match=r"device_mesh must be a .*DeviceMesh, got ProcessGroup"):
         sk.LinearHead(WIDTH, N, device_mesh=dist.group.WORLD)
+    with pytest.raises(TypeError, match=r"process_group must be a group of torch\.distributed, got \[0, 1\]"):
+        sk.LinearHead(WIDTH, N, process_group=[0, 1])
     alone = dist.new_group([0])
     if rank:
         with pytest.raises(ValueError, match="not a member of process_group"):
