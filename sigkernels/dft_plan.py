@@ -59,15 +59,18 @@ class DFTPlan(NamedTuple):
 _plans: BoundedCache[DFTPlan] = BoundedCache(64 * 2**20, lambda plan: plan.nbytes)
 
 
-def plan(num_labels: int, k: int, tile: int, eps: float) -> DFTPlan:
-    """The plan for tiles of ``tile`` labels whose factors are right to ``eps`` of the tile matrix's norm; cached."""
-    return _plans.get((num_labels, k, tile, eps), lambda: _work_out(num_labels, k, tile, eps))
+def plan(num_labels: int, k: int, tile: int, eps: float, constant: bool = True) -> DFTPlan:
+    """The plan for tiles of ``tile`` labels whose factors are right to ``eps`` of the tile matrix's norm; cached.
+
+    ``constant=False`` leaves column 0 out, for kernels that carry it with more digits than the waves.
+    """
+    return _plans.get((num_labels, k, tile, eps, constant), lambda: _work_out(num_labels, k, tile, eps, constant))
 
 
-def _work_out(num_labels: int, k: int, tile: int, eps: float) -> DFTPlan:
+def _work_out(num_labels: int, k: int, tile: int, eps: float, constant: bool) -> DFTPlan:
     check_dft(num_labels, k)
     rows = dft_rows(num_labels, k, np.arange(tile) - tile // 2)
-    even = np.r_[0, np.arange(1, 2 * k + 1, 2)]
+    even = np.r_[np.zeros(int(constant), np.int64), np.arange(1, 2 * k + 1, 2)]
     odd = np.arange(2, 2 * k + 1, 2)
     factors = [_factor(rows[:, columns], columns, 2 * k + 1, eps) for columns in (even, odd)]
     u = np.ascontiguousarray(np.hstack([f[0] for f in factors]))

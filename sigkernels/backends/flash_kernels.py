@@ -1,0 +1,80 @@
+"""The contract of a flash kernel: what a launch takes, and what a backend's kernels do. ``flash_pass.py`` launches them.
+
+A block owns ``block_labels`` consecutive labels. It keeps its rows of x and their gradient on chip while it walks over
+these labels, writes their rows of ``grad_weight`` once, and its private sums (slabs, row sums) once, at the end::
+
+    z = [x | coef_p] · [weight | basis]ᵀ + bias           p: the block; coef_p = coef[:, 16 p : 16 (p+1)]
+    g = ∂f/∂z · row_factor
+    grad_weight = scale · gᵀ x         grad_bias = scale · Σ_rows g            of the labels p·T … min((p+1)·T, m) - 1
+    grad_coef_p = g · basis            slabs_p = g · weight                    of these labels alone, unscaled
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from ..losses import ElementwiseParams
+
+RANK = 16  # columns of the DFT part of a block: what one step of a tensor core takes
+MARKED = 32  # labels whose positives are one word of ``marks``
+
+
+class FlashSizes(NamedTuple):
+    """How a backend cuts a problem; a prediction of its times chose them (``bench/predict_flash.py``)."""
+
+    tile: int  # labels of a step: a block has a multiple of it, and so do the words of marks that it reads
+    rows: int  # the most rows of one launch
+    blocks: int  # that run on the device at once
+
+
+class FlashLaunch(NamedTuple):
+    """One launch: all labels of a layer, and so many rows that a block keeps them on chip. B, s, m >= 1."""
+
+    x: Tensor  # [B, s] the slack features in the dtype of the products; a row is packed, rows have a stride
+    weight: Tensor  # [m, s] contiguous, dtype of x
+    bias: Tensor | None  # [m] dtype of x, contiguous
+    basis: Tensor | None  # [T, 16] dtype of x: the DFT of any block
+    coef: Tensor | None  # [B, blocks · 16] dtype of x: the features of a block's basis, for every block
+    block_labels: int  # T: a multiple of the tile
+    blocks: int  # ceil(m / T)
+    indices: Tensor | None  # int64 [nnz] global labels, ascending in each row; None: targets are dense
+    offsets: Tensor | None  # int64 [B+1] of these rows, into indices
+    dense: Tensor | None  # [B, m] in [0, 1], any dtype, bool too; a row is packed, rows have a stride
+    label_start: int  # the global label of label 0
+    params: ElementwiseParams
+    label_weight: Tensor | None  # float32 [m]
+    pos_weight: Tensor | None  # float32 [m]
+    row_factor: Tensor | None  # float32 [B]: multiplies g; None: 1
+    scale: float  # multiplies grad_weight and grad_bias
+    out_scale: Tensor | None  # float32 []: multiplies them too, and in ``finish`` the slabs; None: 1
+    accumulate: bool  # add to what grad_weight and grad_bias hold of the rows of earlier launches
+    # Scratch and outputs; gradients that are not needed are None.
+    marks: Tensor | None  # int32 [≥ ceil(m / 32), B]: bit i of word w is set where label 32 w + i is positive
+    grad_weight: Tensor | None  # [m, s] contiguous: dtype of weight, or float32
+    grad_bias: Tensor | None  # [m]: dtype of bias, or float32
+    grad_coef: Tensor | None  # [B, blocks · 16] dtype of x
+    slabs: Tensor | None  # float32 [blocks, B, s]
+    row_sums: Tensor  # float32 [blocks, B]: the loss of the block's labels
+    totals: Tensor  # float64 [blocks]: row_sums summed over the rows
+
+
+class FlashKernels(Protocol):
+    """The kernels of a backend. Each launches on the current stream of the tensors' device and returns at once."""
+
+    def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
+        """For ``x [B, …]`` and that many slack columns."""
+
+    def mark(self, launch: FlashLaunch) -> None:
+        """Fills ``marks`` from the sets: every word, those beyond the last label too."""
+
+    def fused_loss(self, launch: FlashLaunch) -> None:
+        """The pass; ``marks`` are made."""
+
+    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, total: Tensor | None) -> None:
+        """Adds the blocks' sums in a fixed order.
+
+        ``grad_x [B, s]``, strided, = scale · out_scale · Σ slabs; ``rows [B]`` float64 = Σ row_sums; ``total []``
+        float64 = Σ totals.
+        """

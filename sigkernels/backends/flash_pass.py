@@ -1,0 +1,277 @@
+"""The host side of the flash kernels: when they apply, and the few launches of a step.
+
+    coef = x_dft · Mᵀ     one library product; M holds the turned waves of every block
+    mark                  the positives as bits
+    fused_loss            the pass over all labels (``flash_kernels.py``)
+    finish                adds the blocks' sums
+    grad_x_dft = scale · grad_coef · M      one library product
+
+Every block of labels is one tile of the DFT plan: the DFT costs the kernel 16 more columns, whatever k is. The constant
+column is not among the waves: three columns of the basis hold the digits of 1/√n, so that the prior of a label is right
+to float32, and its feature is multiplied by a power of two alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..dft_plan import plan
+from ..labels import LabelSets
+from ..layer import Layer
+from ..losses import ElementwiseLoss, ElementwiseParams
+from ..partial_labels import PartialTargets
+from .device_tables import DeviceTables
+from .flash_kernels import MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes
+from .gpu_kernels import tf32_allowed
+from .interface import LossCall, LossResult, gradient_dtype, label_vector
+from .torch_tiled import without_autocast
+
+WIDEST = 128  # slack columns
+_PARTS = 3  # columns of the basis that hold the constant
+_WAVES = RANK - _PARTS
+_ALIGN = 256  # bytes: where a part of the workspace begins
+_MAX_LABELS = 2**31 - 1  # a label fits an int32 inside the kernels
+# Where the singular values of a block's waves are cut: below the rounding of the factors.
+_EPS = {torch.bfloat16: 1e-4, torch.float16: 2e-5, torch.float32: 2e-5}
+
+
+class BlockTables(NamedTuple):
+    """The DFT part of every block of a layer, in the dtype of its products."""
+
+    basis: Tensor  # [T, 16]
+    waves: Tensor  # [blocks · 16, 2k+1]: M
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tables on the device."""
+        return self
+
+
+_tables: DeviceTables[BlockTables] = DeviceTables(256 * 2**20)
+
+
+def refusal(call: LossCall) -> str | None:
+    """``None``, or one sentence: why no flash kernel does this. Sizes and dtypes alone decide, never values."""
+    x, layer, loss = call.x, call.layer, call.loss
+    slack = layer.weight.shape[1]
+    if not (isinstance(loss, ElementwiseLoss) and loss.has_kernel):
+        return f"flash kernels have BCE, Focal and Asymmetric, not {type(loss).__name__}"
+    if isinstance(call.targets, PartialTargets):
+        return "flash kernels take no unknown labels"
+    if layer.codes:
+        return "flash kernels take no codes"
+    if x.dtype not in _EPS or layer.weight.dtype != x.dtype:
+        return f"flash kernels multiply bfloat16, float16 and tf32, not {x.dtype}"
+    if x.dtype == torch.float32 and not tf32_allowed():
+        return "flash kernels multiply float32 as tf32, which torch.backends.cuda.matmul.fp32_precision does not allow"
+    if not 1 <= slack <= WIDEST:
+        return f"flash kernels take 1 to {WIDEST} slack columns, not {slack}"
+    if not x.shape[0] or not layer.num_rows:
+        return "there is nothing to compute"
+    if layer.num_labels > _MAX_LABELS:
+        return f"flash kernels number labels with 32 bits, and there are {layer.num_labels}"
+    return None
+
+
+def block_labels(labels: int, sizes: FlashSizes) -> int:
+    """T: as many labels per block as the busiest must have, where all blocks run at once."""
+    tiles = -(-labels // sizes.tile)
+    return -(-tiles // sizes.blocks) * sizes.tile
+
+
+def rank_refusal(layer: Layer, dtype: torch.dtype, sizes: FlashSizes) -> str | None:
+    """``None``, or one sentence: why the DFT part of a block does not fit into the basis."""
+    if layer.k <= 0:
+        return None
+    labels = block_labels(layer.num_rows, sizes)
+    # A wave that turns often within a block is a rank of its own; do not work out what cannot fit.
+    rank = plan(layer.num_labels, layer.k, labels, _EPS[dtype], False).rank if 2 * layer.k * labels < 32 * layer.num_labels else 99  # fmt: skip
+    if rank <= _WAVES:
+        return None
+    return f"the DFT of {labels} labels has more than rank {_WAVES}: too many frequencies for so few labels"
+
+
+def block_tables(layer: Layer, labels: int) -> BlockTables:
+    """The tables for blocks of ``labels`` labels from the layer's first label on; worked out in float64, once."""
+    weight = layer.weight
+    key = (layer.meta, layer.num_rows, labels, weight.dtype, weight.device)
+    return _tables.get(key, weight.device, lambda: _work_out(layer, labels))
+
+
+def _work_out(layer: Layer, labels: int) -> BlockTables:
+    n, dtype, device = layer.num_labels, layer.weight.dtype, layer.weight.device
+    shared = plan(n, layer.k, labels, _EPS[dtype], False)
+    cos, sin = shared.rotations(shared.centres(layer.label_start, layer.num_rows))
+    rank, even = shared.rank, shared.even_rank
+    waves = np.zeros((len(cos), RANK, 2 * layer.k + 1))
+    v_even, v_odd = shared.v[:even, 1::2], shared.v[even:, 2::2]  # [·, k]
+    waves[:, :even, 1::2], waves[:, :even, 2::2] = v_even * cos[:, None], v_even * sin[:, None]
+    waves[:, even:rank, 1::2], waves[:, even:rank, 2::2] = -v_odd * sin[:, None], v_odd * cos[:, None]
+    # The constant: 1/√n = 2⁻ᵖ · u with u in [2⁻⁵, 2⁻⁴), where even the last digits are no subnormal numbers of float16.
+    power = math.floor(math.log2(math.sqrt(n))) - 4
+    waves[:, _WAVES:, 0] = 2.0**-power
+    basis = np.zeros((labels, RANK))
+    basis[:, :rank] = shared.u
+    left = 2.0**power / math.sqrt(n)
+    for part in range(_WAVES, RANK):
+        basis[:, part] = _rounded(left, dtype)
+        left -= basis[0, part]
+    return BlockTables(_product_tensor(basis, dtype, device), _product_tensor(waves.reshape(-1, waves.shape[2]), dtype, device))  # fmt: skip
+
+
+def _product_tensor(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # what is kept outlives the mode it was made in
+        tensor = torch.tensor(array, dtype=dtype)
+        if dtype == torch.float32:  # to the nearest tf32, so that hardware which cuts digits off cuts nothing
+            tensor = ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+        return tensor.to(device)
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(_product_tensor(np.array([value]), dtype, torch.device("cpu"))[0])
+
+
+class Factors(NamedTuple):
+    """How gradients are scaled: inside the kernel, and on the sums."""
+
+    row: Tensor | None  # [B]
+    scale: float
+    out: Tensor | None  # []
+
+
+def gradient_factors(call: LossCall, params: ElementwiseParams) -> Factors:
+    """Splits the factor so that ∂f/∂z · row keeps to the range of float16 inside the products."""
+    x, scale = call.x, call.scale
+    settings = [(s, least) for s, least in ((params.weight, 0.0), (params.pos_weight, 1.0)) if s is not None]
+    if not isinstance(scale, Tensor) and (x.dtype != torch.float16 or not settings):
+        return Factors(None, float(scale), None)
+    if isinstance(scale, Tensor):
+        row, number = scale.to(dtype=torch.float32, device=x.device).contiguous(), 1.0
+        if x.dtype != torch.float16:
+            return Factors(row, number, None)
+    else:
+        row, number = torch.ones(x.shape[0], device=x.device), float(scale)
+    out = row.abs().amax()
+    for setting, least in settings:
+        out = out * torch.as_tensor(setting, dtype=torch.float32, device=x.device).abs().amax().clamp(min=least)
+    out = torch.where((out > 0) & torch.isfinite(out), out, torch.ones_like(out))
+    return Factors(row / out, number, out)
+
+
+class _Workspace:
+    """One allocation, handed out in parts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.size, self.parts = device, 0, list[tuple[int, torch.Size, torch.dtype]]()
+
+    def part(self, *shape: int, dtype: torch.dtype) -> int:
+        """The number of a part that ``take`` makes."""
+        self.parts.append((self.size, torch.Size(shape), dtype))
+        self.size += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
+        return len(self.parts) - 1
+
+    def take(self) -> list[Tensor]:
+        whole = torch.empty(self.size, dtype=torch.uint8, device=self.device)
+        return [
+            whole[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape) for at, shape, dtype in self.parts
+        ]
+
+
+@without_autocast
+def fused_loss(call: LossCall, params: ElementwiseParams, kernels: FlashKernels) -> LossResult:
+    """An elementwise loss and its gradients; ``refusal`` and ``rank_refusal`` said nothing against it."""
+    layer, (need_x, need_weight, need_bias) = call.layer, call.needs
+    x = call.x if call.x.stride(1) == 1 else call.x.contiguous()
+    weight, device, out_dtype = layer.weight.contiguous(), x.device, gradient_dtype(x.dtype)
+    batch, columns, (m, slack) = x.shape[0], layer.dft_columns, weight.shape
+    sizes = kernels.sizes(x, slack, columns > 0)
+    labels = block_labels(m, sizes)
+    blocks = -(-m // labels)
+    tables = block_tables(layer, labels) if columns else None
+    sparse = isinstance(call.targets, LabelSets)
+    indices, offsets = call.targets.unchecked() if isinstance(call.targets, LabelSets) else (None, None)
+    dense = None if isinstance(call.targets, LabelSets) else _packed(call.targets)
+    factors = gradient_factors(call, params)
+    several = batch > sizes.rows
+    rows_at_once = min(batch, sizes.rows)
+
+    space = _Workspace(device)
+    space.part(blocks, dtype=torch.float64)
+    space.part(blocks, rows_at_once, dtype=torch.float32)
+    slab = space.part(blocks, rows_at_once, slack, dtype=torch.float32) if need_x else -1
+    words = space.part(blocks * labels // MARKED, rows_at_once, dtype=torch.int32) if sparse else -1
+    coef = space.part(batch, blocks * RANK, dtype=x.dtype) if tables else -1
+    grad_coef = space.part(batch, blocks * RANK, dtype=x.dtype) if tables and need_x else -1
+    parts: list[Tensor | None] = [*space.take(), None]  # -1: none
+
+    grad_x = torch.empty(x.shape, dtype=out_dtype, device=device) if need_x else None
+    sum_dtype = torch.float32 if several else out_dtype  # of sums that several launches add to
+    grad_weight = torch.empty(weight.shape, dtype=sum_dtype, device=device) if need_weight else None
+    grad_bias = torch.empty(m, dtype=sum_dtype, device=device) if need_bias else None
+    rows = torch.empty(batch, dtype=torch.float64, device=device)
+    total = None if several else torch.empty((), dtype=torch.float64, device=device)
+    if tables:
+        torch.mm(x[:, :columns], tables.waves.t(), out=parts[coef])
+    whole = FlashLaunch(
+        x[:, columns:], weight, None if layer.bias is None else layer.bias.contiguous(),
+        tables.basis if tables else None, parts[coef], labels, blocks, indices, offsets, dense, layer.label_start,
+        params, label_vector(params.weight, layer, torch.float32), label_vector(params.pos_weight, layer, torch.float32),
+        factors.row, factors.scale, factors.out, False, parts[words], grad_weight, grad_bias, parts[grad_coef],
+        parts[slab], _there(parts[1]), _there(parts[0]),
+    )  # fmt: skip
+    for start in range(0, batch, sizes.rows):
+        launch = whole if not several else _rows_of(whole, start, min(start + sizes.rows, batch))
+        if sparse:
+            kernels.mark(launch)
+        kernels.fused_loss(launch)
+        part = slice(start, start + sizes.rows)
+        kernels.finish(launch, None if grad_x is None else grad_x[part, columns:], rows[part], total)
+    if tables and grad_x is not None:
+        _add_dft(grad_x[:, :columns], _there(parts[grad_coef]), tables.waves, factors)
+    if several:
+        grad_weight, grad_bias = (None if grad is None else grad.to(out_dtype) for grad in (grad_weight, grad_bias))
+    return LossResult(rows, grad_x, grad_weight, grad_bias, total)
+
+
+def _add_dft(grad_x: Tensor, grad_coef: Tensor, waves: Tensor, factors: Factors) -> None:
+    """The gradient of the DFT features, ``[B, 2k+1]``."""
+    if grad_x.dtype == grad_coef.dtype:
+        grad_x.addmm_(grad_coef, waves, beta=0, alpha=factors.scale)
+    else:  # float16: the factor would leave its range, so it multiplies in float32
+        grad_x.copy_(grad_coef @ waves).mul_(factors.scale)
+    if factors.out is not None:
+        grad_x.mul_(factors.out)
+
+
+def _rows_of(launch: FlashLaunch, start: int, stop: int) -> FlashLaunch:
+    """The rows ``start … stop-1`` of a launch. Scratch is cut to their number; it is used again by every part."""
+    part, count = slice(start, stop), stop - start
+
+    def rows(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[part]
+
+    def scratch(tensor: Tensor | None, *shape: int) -> Tensor | None:
+        return None if tensor is None else tensor.view(-1)[: math.prod(shape)].view(shape)
+
+    blocks, slack = launch.blocks, launch.x.shape[1]
+    return launch._replace(
+        x=launch.x[part], coef=rows(launch.coef), dense=rows(launch.dense), row_factor=rows(launch.row_factor),
+        offsets=None if launch.offsets is None else launch.offsets[start : stop + 1], accumulate=start > 0,
+        grad_coef=rows(launch.grad_coef),
+        marks=scratch(launch.marks, 0 if launch.marks is None else launch.marks.shape[0], count),
+        slabs=scratch(launch.slabs, blocks, count, slack), row_sums=_there(scratch(launch.row_sums, blocks, count)),
+    )  # fmt: skip
+
+
+def _packed(dense: Tensor | PartialTargets) -> Tensor:
+    assert isinstance(dense, Tensor)
+    return dense if dense.stride(1) == 1 else dense.contiguous()
+
+
+def _there(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
