@@ -192,6 +192,7 @@ def layer_update(
     unknown: Any,
     upstream: float,
     update: LayerUpdate,
+    shard: LabelShard | None = None,
 ) -> Tensor:
     """The loss of such a layer, whose parameters are stepped in the same pass as for an upstream gradient of ``upstream``."""
     if not isinstance(loss, ElementwiseLoss):
@@ -207,16 +208,16 @@ def layer_update(
     y: Any
     count: float
     if unknown is None:
-        y, count = (
-            validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device),
-            flat.shape[0] * layer.num_labels,
-        )
+        y = validation.check_targets(targets, x.shape[:-1], layer.num_labels, x.device)
+        if isinstance(y, Tensor) and layer.num_rows < layer.num_labels:
+            y = y[:, layer.labels]
+        count = flat.shape[0] * layer.num_labels
     else:
         partial, known = check_partial_targets(targets, unknown, x.shape[:-1], layer.num_labels, x.device)
         y, count = partial.at_labels(layer.labels), float(known)
     if not flat.shape[0] or not count:
         raise ValueError("update= needs at least one row with a known label: a mean of nothing has no gradient")
-    return ops.updated_loss(flat, layer, y, loss, 1.0 / count if reduction == "mean" else 1.0, upstream, update)
+    return ops.updated_loss(flat, layer, y, loss, 1.0 / count if reduction == "mean" else 1.0, upstream, update, shard)
 
 
 def _partial_loss(

@@ -20,7 +20,7 @@ from .layer import Layer
 from .losses import BCE, Loss, Reduction
 from .operator_dispatch import eager_only
 from .optim import FusedOptimizer, check_update
-from .optim_checks import refuse_shards
+from .optim_checks import refuse_data_parallel
 from .prior import Prior
 from .sharding import LabelShard
 from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold
@@ -338,14 +338,27 @@ class Head(nn.Module):
         self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction, unknown: Any, update: FusedOptimizer
     ) -> Tensor:
         check_update(update)
-        refuse_shards(self)
+        self._check_batches("loss", h, targets, (loss, reduction, unknown))
         x, flat, layer = self._flat(h)
-        parameters = {"weight": layer.weight} if layer.bias is None else {"weight": layer.weight, "bias": layer.bias}
+        parameters = self._stepped_parameters(layer)
         steps = update.layer_update(parameters)
         scale = validation.check_number("grad_scale", update.grad_scale)
-        value = functional.layer_update(x, flat, layer, targets, loss, reduction, unknown, scale, steps)
-        update.finish(steps)
+        value = functional.layer_update(x, flat, layer, targets, loss, reduction, unknown, scale, steps, self.shard)
+        update.finish(parameters, steps)
         return value
+
+    def _stepped_parameters(self, layer: Layer) -> dict[str, Tensor]:
+        """Weight and bias as an optimizer has them: of a sharded head the DTensors whose rows the layer holds."""
+        own = {"weight": layer.weight} if layer.bias is None else {"weight": layer.weight, "bias": layer.bias}
+        if self.shard is None:
+            return own
+        refuse_data_parallel(self)
+        whole = [getattr(self, name) for name in self._label_parameters()]
+        # What autocast has cast is a copy, which no optimizer has: refused there.
+        return {
+            name: part if part.dtype == rows.dtype else rows
+            for (name, rows), part in zip(own.items(), whole, strict=True)
+        }
 
     def _topk(self, h: Tensor, m: int) -> tuple[Tensor, Tensor]:
         self._check_batches("topk", h, settings=m)

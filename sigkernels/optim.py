@@ -18,10 +18,11 @@ from .optim_checks import (
     check_same_kind,
     check_settings,
     check_state,
+    refuse_data_parallel,
     refuse_gradient,
-    refuse_shards,
     refuse_wrong_place,
 )
+from .validation import is_distributed
 
 __all__ = ["FusedAdagrad", "FusedAdamW", "FusedOptimizer", "FusedSGD"]
 
@@ -120,7 +121,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._stepped.clear()
 
     def layer_update(self, parameters: dict[str, Tensor]) -> LayerUpdate:
-        """The step of a layer with these parameters, under the names ``weight`` and ``bias``."""
+        """The step of a layer with these parameters, under the names ``weight`` and ``bias``; of DTensors, of own rows."""
         indices = {p: i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         groups = {p: group for group in self.param_groups for p in group["params"]}
         parts: dict[str, ParameterUpdate | None] = {"weight": None, "bias": None}
@@ -152,11 +153,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise ValueError("update has nothing to train: the head's label parameters do not require a gradient")
         return update
 
-    def finish(self, update: LayerUpdate) -> None:
+    def finish(self, parameters: dict[str, Tensor], update: LayerUpdate) -> None:
         """Takes note of a step that was made."""
-        for part in update.parts():
-            self.state[part.parameter]["step"] = part.step
-            self._stepped.add(part.parameter)
+        for name, part in zip(LayerUpdate._fields, update, strict=True):
+            if part is not None:
+                self.state[parameters[name]]["step"] = part.step
+                self._stepped.add(parameters[name])
 
     def _parameter_update(self, parameter: Tensor, group: dict[str, Any], index: int) -> ParameterUpdate:
         state = self.state[parameter]
@@ -166,7 +168,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if rounding == "kahan":
             compensation = _state(state, "compensation", parameter, dtype=parameter.dtype)
         return ParameterUpdate(
-            parameter,
+            parameter if not is_distributed(parameter) else _own(parameter.detach()).requires_grad_(),
             lr=float(group["lr"]),
             weight_decay=float(group["weight_decay"]),
             step=step,
@@ -341,24 +343,41 @@ def _state(
     dtype: torch.dtype | None = None,
     start: float = 0.0,
 ) -> Tensor:
-    """A part of the state, contiguous; made where it is not there yet."""
-    shape = like.shape if shape is None else shape
+    """A part of the state, contiguous; made where it is not there yet. Of a DTensor, the rows of this rank."""
+    shape, rows = like.shape if shape is None else shape, _own(like)
+    own = torch.Size((len(rows), *shape[1:]))
     dtype = dtype or (torch.float32 if like.dtype == torch.bfloat16 else like.dtype)
     if name not in state:
         # Zeros are fresh pages, which take no memory before they are written.
-        state[name] = torch.zeros(shape, dtype=dtype, device=like.device)
+        value = torch.zeros(own, dtype=dtype, device=like.device)
         if start:
-            state[name].fill_(start)
-    check_state(name, state[name], like, shape, dtype)
-    return state[name]
+            value.fill_(start)
+        state[name] = value if rows is like else _distribute(value, shape, like)
+    value = _own(state[name])
+    check_state(name, value, like, own, dtype)
+    return value
+
+
+def _own(tensor: Any) -> Tensor:
+    """The rows of this rank."""
+    return tensor.to_local() if is_distributed(tensor) else tensor
+
+
+def _distribute(own: Tensor, shape: torch.Size, like: Any) -> Tensor:
+    """The DTensor of this shape, laid out as another, of which this rank has these rows."""
+    from torch.distributed.tensor import DTensor
+
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(own, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _label_parameters(head: nn.Module) -> list[nn.Parameter]:
     parameters = getattr(head, "_label_parameters", None)
     if parameters is None:
         raise TypeError(f"params must be a head, label parameters or groups of them, got {type(head).__name__}")
-    refuse_shards(head)
-    taken = [p for p, _ in parameters().values() if isinstance(p, nn.Parameter) and p.numel()]
+    refuse_data_parallel(head)
+    named = [getattr(head, name) for name in parameters()]
+    taken = [p for p in named if isinstance(p, nn.Parameter) and p.numel()]
     if not taken:
         raise ValueError(
             "the head has no label weights or biases of its own to train: it has neither slack nor bias, or computes "

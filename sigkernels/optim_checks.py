@@ -38,12 +38,16 @@ def check_dtype(parameter: Tensor) -> None:
 
 
 def check_state(name: str, value: Tensor, like: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Refuses a part of the state that is of another parameter, or of one that was converted since."""
+    """Refuses a part of the state that is of another parameter, or of one that was converted since.
+
+    ``shape``: of this rank's rows, where labels are sharded.
+    """
     if value.shape != shape or value.dtype != dtype or value.device != like.device or not value.is_contiguous():
         raise ValueError(
             f"the optimizer's {name} is {value.dtype} {list(value.shape)} on {value.device} for a parameter that needs "
             f"{dtype} {list(shape)} on {like.device}: it was loaded from another head, or the head was converted "
-            "since; make the optimizer after the head has its dtype and device, and load a state of the same head"
+            "since; make the optimizer after the head has its dtype and device, and load a state of the same head (of a "
+            "sharded one with torch.distributed.checkpoint)"
         )
 
 
@@ -61,11 +65,14 @@ def check_same_kind(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
             )
 
 
-def refuse_shards(head: nn.Module) -> None:
-    """Raises for a head whose labels are sharded over processes."""
-    if getattr(head, "shard", None) is not None:
+def refuse_data_parallel(head: nn.Module) -> None:
+    """Raises for a sharded head on a mesh with data-parallel dimensions; that its labels are sharded does not matter."""
+    shard = getattr(head, "shard", None)
+    if shard is not None and shard.data_groups:
         raise ValueError(
-            "fused optimizers are not for sharded heads; leave update out and use an ordinary optimizer on head.parameters()"
+            "fused optimizers step with the gradient of one batch, and a head on a mesh with data-parallel dimensions "
+            "averages gradients over several; make it with device_mesh=mesh['labels'] and the whole batch on every rank, "
+            "or leave update out and use an ordinary optimizer on head.parameters()"
         )
 
 

@@ -700,11 +700,17 @@ def test_refuses_ddp(tmp_path: Any) -> None:
         model = nn.parallel.DistributedDataParallel(head)
         with pytest.raises(RuntimeError, match="DistributedDataParallel"):
             model(torch.randn(2, E), [[1], []], update=opt)
-        sharded = sk.DFTHead(E, N, k=3, slack=7, process_group=dist.group.WORLD)
-        with pytest.raises(ValueError, match="sharded heads"):
-            sk.optim.FusedSGD(sharded, 1.0)
-        with pytest.raises(ValueError, match="sharded heads"):
+        mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "labels"))
+        averaged = sk.DFTHead(E, N, k=3, slack=7, device_mesh=mesh)
+        with pytest.raises(ValueError, match=r"data-parallel dimensions averages .* device_mesh=mesh\['labels'\]"):
+            sk.optim.FusedSGD(averaged, 1.0)
+        with pytest.raises(ValueError, match="data-parallel"):
+            averaged.loss(torch.randn(2, E), [[1], []], update=opt)
+        sharded = sk.DFTHead(E, N, k=3, slack=7, device_mesh=mesh["labels"])
+        with pytest.raises(ValueError, match="has not the head's weight"):
             sharded.loss(torch.randn(2, E), [[1], []], update=opt)
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="cast by autocast"):
+            sharded.loss(torch.randn(2, E), [[1], []], update=sk.optim.FusedSGD(sharded))
     finally:
         dist.destroy_process_group()
 

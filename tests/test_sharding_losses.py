@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -116,6 +117,47 @@ def learned_settings(n: int, **mesh) -> list[torch.Tensor]:
     return [*grads, known.detach()]
 
 
+FUSED = {
+    "sgd": lambda head: sk.optim.FusedSGD(head, 5.0, weight_decay=1e-3, rounding="nearest"),
+    "momentum": lambda head: sk.optim.FusedSGD(head, 1.0, 0.9),
+    "adagrad": lambda head: sk.optim.FusedAdagrad(head, 0.05),
+    "adamw": lambda head: sk.optim.FusedAdamW(head, 0.02),
+}
+
+
+def updated(head: sk.Head, opt: sk.optim.FusedOptimizer, **given) -> list[torch.Tensor]:
+    """Steps inside the loss: the losses, the gradients of h, all label weights and what the optimizer keeps of them."""
+    found, dtype = [], head._own_rows(next(iter(head._label_parameters()))).dtype
+    for step in range(3):
+        x, sets = batch(step, head.num_labels)
+        h = x.to(dtype).requires_grad_()
+        loss = head.loss(h, sets.to_dense(torch.float32) if step == 1 else sets, update=opt, **given)
+        loss.backward()
+        opt.step()
+        found += [loss.detach(), h.grad]
+    for p in head.parameters():
+        if any(p is other for group in opt.param_groups for other in group["params"]):
+            parts = [p, *(value for value in opt.state[p].values() if isinstance(value, torch.Tensor))]
+            found += [(t.full_tensor() if hasattr(t, "full_tensor") else t).detach() for t in parts]
+    return found
+
+
+def all_updates(n: int, **mesh) -> dict[str, list]:
+    found = {}
+    for name, make in HEADS.items():
+        if name == "dft" and n < 5:
+            continue
+        for kind, fused in FUSED.items():
+            torch.manual_seed(0)
+            head = make(n, **mesh)
+            unknown = {"unknown": random_sets(BATCH, n, seed=5), "reduction": "sum"} if kind == "adagrad" else {}
+            found[f"updates, {name}, {kind}, {n}"] = updated(head, fused(head), **unknown)
+    torch.manual_seed(0)
+    head = sk.LinearHead(WIDTH, n, dtype=torch.bfloat16, **mesh)  # the random bits of a label are the same on any rank
+    found[f"updates, rounded, {n}"] = updated(head, sk.optim.FusedSGD(head, 0.0, weight_decay=1.0))[-2:]
+    return found
+
+
 def everything(n: int, **mesh) -> dict[str, list]:
     found: dict[str, list] = {}
     for name, make in HEADS.items():
@@ -129,7 +171,7 @@ def everything(n: int, **mesh) -> dict[str, list]:
     found[f"settings {n}"] = learned_settings(n, **mesh)
     torch.manual_seed(0)
     dense = train(sk.LinearHead(WIDTH, n, **mesh), sk.BCE(), 2, lambda sets: sets.to_dense())
-    return {**found, f"dense {n}": dense}
+    return {**found, f"dense {n}": dense, **all_updates(n, **mesh)}
 
 
 def verbs(head: sk.Head, x: torch.Tensor) -> list[torch.Tensor]:
@@ -170,7 +212,9 @@ def _worker(rank: int, folder, world: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, list]:
+def whole() -> Iterator[dict[str, list]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the ranks: these are small, and threads that wait for each other are not
     out: dict[str, list] = {}
     for n in SIZES[1]:
         out |= everything(n)
@@ -181,7 +225,8 @@ def whole() -> dict[str, list]:
             out[f"verbs {name} {n}"] = verbs(make(n), batch(0, n)[0])
             torch.manual_seed(0)
             out[f"verified {name} {n}"] = verified(make(n))
-    return out
+    yield out
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -193,7 +238,7 @@ def test_ranks_equal_one_process(tmp_path, whole, world):
             for value, want in zip(values, whole[key], strict=True):
                 value, want = torch.as_tensor(value), torch.as_tensor(want)
                 assert value.shape == want.shape, key
-                relative, absolute = (1e-4, 1e-6) if key.startswith(("settings", "verbs")) else (1e-6, 1e-12)
+                relative, absolute = (1e-4, 1e-6) if key.startswith(("settings", "verbs", "updates")) else (1e-6, 1e-12)
                 if "F1" in key:  # 1 - value: the value has this precision
                     absolute = 1e-7
                 torch.testing.assert_close(value, want, rtol=relative, atol=absolute, msg=lambda m, k=key: f"{k}: {m}")

@@ -22,6 +22,7 @@ from ..layer_update import LayerUpdate
 from ..losses import ElementwiseLoss
 from ..operator_dispatch import by_operator
 from ..partial_labels import PartialTargets
+from ..sharding import LabelShard
 from .double_backward import refuse_double_backward
 from .targets import target_tensors
 
@@ -34,8 +35,12 @@ def updated_loss(
     scale: float,
     upstream: float,
     update: LayerUpdate,
+    shard: LabelShard | None = None,
 ) -> Tensor:
-    """``scale · Σ f``, ``[]``, after one step of the parameters of ``update``. Arguments were checked."""
+    """``scale · Σ f``, ``[]``, after one step of the parameters of ``update``. Arguments were checked.
+
+    ``shard``: layer, parameters and dense targets are those of this rank's labels, the loss that of all ranks together.
+    """
     known = targets.targets if isinstance(targets, PartialTargets) else targets
     if by_operator(x, layer.weight, layer.bias, *target_tensors(known), *loss.tensors()):
         raise ValueError(
@@ -43,7 +48,7 @@ def updated_loss(
             "are for tracing; call the loss without update="
         )
     return _UpdatedLoss.apply(
-        (layer, targets, loss, scale, upstream, update), x, *(p.parameter for p in update.parts())
+        (layer, targets, loss, scale, upstream, update, shard), x, *(p.parameter for p in update.parts())
     )
 
 
@@ -52,14 +57,15 @@ class _UpdatedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Any, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
-        layer, targets, loss, scale, ctx.upstream, update = call
+        layer, targets, loss, scale, ctx.upstream, update, shard = call
         chosen = backends.select(x, "fused_update", loss, layer.codes)
         needs = (ctx.needs_input_grad[1], update.weight is not None, update.bias is not None)
         result = chosen.fused_update(LossCall(x, layer, targets, loss, scale * ctx.upstream, needs), update)
         for parameter in parameters:  # a graph that still needs the weights of before says so instead of using these
             torch.autograd.graph.increment_version(parameter)
         ctx.save_for_backward(x, result.grad_x)
-        return (result.rows.sum() * scale).to(accumulate_dtype(x.dtype))
+        total = result.rows.sum()
+        return ((total if shard is None else shard.all_reduce(total)) * scale).to(accumulate_dtype(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
