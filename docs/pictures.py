@@ -16,7 +16,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ LML = "published bracketing, 10 branches, eps 1e-4"
 
 def machine(environment: dict[str, Any]) -> str:
     cpu, threads = environment["cpu"], environment["threads"]["torch"]
-    return f"{cpu['model']} ({', '.join(cpu['isa'])}), {threads} threads, torch {environment['packages']['torch']}"
+    about = f"{threads} thread" if threads == 1 else f"{threads} threads"
+    return f"{cpu['model']} ({', '.join(cpu['isa'])}), {about}, torch {environment['packages']['torch']}"
 
 
 def keep(path: Path, name: str) -> None:
@@ -141,6 +142,17 @@ def _last(runs: dict[str, Any], key: str) -> str:
     return f"{statistics.mean(values):.3f}{spread}"
 
 
+def _impossible(verdicts: dict[str, int]) -> str:
+    thin = f", {verdicts['THIN']} thin" if verdicts.get("THIN") else ""
+    return f"{verdicts.get('UNARGMAXABLE', 0)} of {sum(verdicts.values())}{thin}"
+
+
+def _radii(runs: Iterable[dict[str, Any]]) -> str:
+    """What the columns on verdicts mean."""
+    count = max(len(run["radii"]) for run in runs)
+    return f"Thin: possible, by a region narrower than 1e-8. Radii of {count} of the sets."
+
+
 def _mean(runs: dict[str, Any]) -> float:
     return statistics.mean(run["f1_at_5"][-1] for run in runs.values())
 
@@ -161,14 +173,15 @@ def reference(run: dict[str, Any]) -> None:
         first = runs["0"]
         never, verified, radii = "not verified", sum(first["verdicts"].values()), "–"
         if verified:
-            never = f"{first['verdicts'].get('UNARGMAXABLE', 0)} of {verified}"
+            never = _impossible(first["verdicts"])
             radii = f"{min(first['radii']):.2g} / {statistics.median(first['radii']):.2g}"
         lines.append(
             f"| {KINDS[kind][0].format(width)} | {first['head_parameters'] / 1e6:.2f} M | {len(runs)} | "
             f"{_last(runs, 'f1_at_5')} | {_last(runs, 'f1_at_10')} | {_last(runs, 'map')} | {never} | {radii} |"
         )
     epochs = first["epochs"]
-    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{epochs} epochs, mean ± deviation: " + source(run))
+    note = f"{epochs} epochs, mean ± deviation; verdicts and radii of the first seed. {_radii(runs['0'] for runs in heads.values())} "
+    fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{note}" + source(run))
 
     narrow = [key for key in heads if key[1] in (0, 25)]
     priors = [prior for prior in PRIORS if prior in by_prior]
@@ -262,15 +275,15 @@ def demo(run: dict[str, Any]) -> None:
     )
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for result in run["results"]:
-        peak, never, radii = result["head_peak_bytes"], result["verdicts"].get("UNARGMAXABLE", 0), result["radii"]
+        peak, never, radii = result["head_peak_bytes"], _impossible(result["verdicts"]), result["radii"]
         lines.append(
             f"| {result['description']} | {result['head_parameters'] / 1e6:.2f} M | {result['f1_at_5'][-1]:.3f} | "
             f"{result['f1_at_10'][-1]:.3f} | {result['mean_average_precision']:.3f} | {result['step_ms']:.0f} ms | "
-            f"{'–' if peak is None else f'{peak / 2**20:.0f} MiB'} | {never} of {sum(result['verdicts'].values())} | "
+            f"{'–' if peak is None else f'{peak / 2**20:.0f} MiB'} | {never} | "
             f"{min(radii):.2g} / {statistics.median(radii):.2g} |"
         )
     about = f"{run['epochs']} epochs, {run['train_examples']:,} training and {run['test_examples']:,} test packages, "
-    about += f"{run['seconds']:.0f} s in all: "
+    about += f"{run['seconds']:.0f} s in all. {_radii(run['results'])} "
     fill("README.md", "demo", "\n".join(lines) + "\n\n" + about + source(run))
 
 
@@ -279,8 +292,6 @@ def main() -> None:
     parser.add_argument("--bench", type=Path, metavar="FILE", help="a report.json of sigkernels bench to keep")
     parser.add_argument("--demo", type=Path, metavar="FILE", help="the output of sigkernels demo --json to keep")
     args = parser.parse_args()
-    if not htmlreport.has_matplotlib():
-        raise SystemExit("pictures need matplotlib: pip install matplotlib")
     IMAGES.mkdir(exist_ok=True)
     for given, name in ((args.bench, "bench.json"), (args.demo, "demo.json")):
         if given is not None:

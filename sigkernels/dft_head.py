@@ -91,6 +91,7 @@ class DFTHead(Head):
         num_labels, k = check_dft(num_labels, k)
         in_features, slack = check_int("in_features", in_features, 1), check_int("slack", slack, 0)
         codes = check_codes(codes, num_labels)
+        bias = validation.check_bool("bias", bias)
         validation.check_dtype(dtype)
         self.in_features, self.num_labels = in_features, num_labels
         self.k, self.slack, self.codes = k, slack, codes
@@ -272,20 +273,28 @@ class DFTHead(Head):
         size = check_int("size", size, 0)
         if size > self.num_labels:
             raise ValueError(f"size = {size} is more than the {self.num_labels} labels there are")
+        box = check_number("box", box)
+        if box <= 0:
+            raise ValueError(f"box must be positive, got {box}")
         parts = {name: part.detach() for name, (part, _) in self._label_parameters().items()}
         for name, part in parts.items():
             check_memory(name, part)
         learned = self._largest(parts["slack_weight"].to(torch.float64).square().sum(1))
         fixed = (2 * self.k + 1) / self.num_labels + (1.0 if self.codes else 0.0)  # squared norms of the rows
+        max_norm, max_bias = math.sqrt(fixed + learned), self._largest(parts["bias"].abs()) if "bias" in parts else 0.0
+        if not math.isfinite(max_norm + max_bias):
+            raise ValueError(
+                "the slack weights or biases hold NaN or are too large to promise anything; look for the cause"
+            )
         found = guarantee(
             size,
             num_labels=self.num_labels,
             k=self.k,
             codes=self.codes,
             slack=self.slack,
-            max_norm=math.sqrt(fixed + learned),
-            max_bias=self._largest(parts["bias"].abs()) if "bias" in parts else 0.0,
-            box=check_number("box", box),
+            max_norm=max_norm,
+            max_bias=max_bias,
+            box=box,
         )
         if found.predictable and self.in_features < self.width:
             reason = (

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -216,8 +217,8 @@ def _scipy_csr(name: str, matrix: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def index_tensor(key: np.ndarray) -> Tensor:
     """A numpy index or mask as a tensor."""
-    if key.dtype.kind not in "biu":
-        raise IndexError(f"label sets are indexed by integers or booleans, got an array of {key.dtype}")
+    if key.size and key.dtype.kind not in "biu":
+        raise IndexError(f"label sets are indexed by integers or booleans, got {reprlib.repr(key.tolist())}")
     return torch.from_numpy(key.astype(bool if key.dtype.kind == "b" else np.int64))
 
 

@@ -342,6 +342,8 @@ class LabelSets:
             return LabelSets.from_sorted(self.indices[ends[0] : ends[-1]], ends - ends[0], self.num_labels)
         if isinstance(key, slice):  # torch has no negative steps
             key = torch.tensor(range(*key.indices(len(self))), dtype=torch.int64, device=self.device)
+        if not isinstance(key, Tensor):
+            key = forms.index_tensor(np.asarray(key))
         chosen = torch.arange(len(self), device=self.device)[key]
         if chosen.ndim != 1:
             raise IndexError(f"label sets are indexed by one dimension, got an index of shape {tuple(chosen.shape)}")

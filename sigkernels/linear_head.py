@@ -65,7 +65,7 @@ class LinearHead(Head):
         width = in_features if bottleneck is None else bottleneck
         self.proj = None if bottleneck is None else nn.Linear(in_features, bottleneck, device=device, dtype=dtype)
         self.weight = nn.Parameter(self._label_parameter(width, device=device, dtype=dtype))
-        has_bias = bottleneck is None if bias is None else bias
+        has_bias = bottleneck is None if bias is None else validation.check_bool("bias", bias)
         self.bias = nn.Parameter(self._label_parameter(device=device, dtype=dtype)) if has_bias else None
         self._log_odds: Tensor | float | None = None
         self.reset_parameters()

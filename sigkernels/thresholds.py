@@ -9,6 +9,7 @@ several equal ones the cut that predicts least.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -216,7 +217,9 @@ def _tensor(threshold: Any) -> Tensor:
     try:
         return torch.as_tensor(threshold)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"threshold must be a number or one for each label, got {threshold!r}; {_REMEDY}") from None
+        raise TypeError(
+            f"threshold must be a number or one for each label, got {reprlib.repr(threshold)}; {_REMEDY}"
+        ) from None
 
 
 def _probability(value: float, name: str) -> float:

@@ -57,6 +57,12 @@ def check_number(name: str, value: Any, remedy: str = "give a Python number") ->
     return value
 
 
+def check_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def check_tau(tau: float) -> float:
     """Checks that the temperature is not below what float64 can tell from 0, and returns it."""
     tau = float(check_number("tau", tau))

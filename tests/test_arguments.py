@@ -25,6 +25,16 @@ def published(**changes):
     return sk.DFTHead.from_spmlbl(state | changes, 1)
 
 
+def broken():
+    made = sk.DFTHead(8, 10, 1, slack=2)
+    torch.nn.init.constant_(made.slack_weight, NAN)
+    return made
+
+
+def sgd():
+    return sk.optim.FusedSGD(head()).state_dict()
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -76,6 +86,19 @@ def published(**changes):
         (lambda: sk.dft_matrix(10, 2, start=-1), ValueError, "start must be at least 0, got -1"),
         (lambda: sk.dft_matrix(10, 2, start=1.5), TypeError, "start must be a whole number, got 1.5"),
         (lambda: sk.dft_matrix(10, 2, dtype=torch.int32), TypeError, "dtype must be a floating point.*torch.int32"),
+        (lambda: head(bias="yes"), TypeError, "bias must be True or False, got 'yes'"),
+        (lambda: sk.DFTHead(8, 10, 2, bias=torch.ones(10)), TypeError, "bias must be True or False, got tensor"),
+        (lambda: sk.DFTHead(8, 10, 2).guarantee(1, box=0), ValueError, "box must be positive, got 0"),
+        (lambda: broken().guarantee(1), ValueError, "the slack weights or biases hold NaN"),
+        (lambda: sk.LabelSets.from_lists([[1]], 9)["a"], IndexError, "by integers or booleans, got 'a'"),
+        (lambda: sk.LabelSets.from_lists([[1]], 9)[[0.5]], IndexError, r"by integers or booleans, got \[0.5\]"),
+        # optimizers and clipping
+        (lambda: sk.optim.FusedSGD(head(), lr="a"), TypeError, "lr must be a number, got 'a'"),
+        (lambda: sk.optim.FusedSGD(head(), seed=1.5), TypeError, "seed must be a whole number, got 1.5"),
+        (lambda: sk.optim.FusedAdamW(head(), betas=0.9), TypeError, "betas must be two numbers, got 0.9"),
+        (lambda: sk.optim.FusedAdamW(head()).load_state_dict(sgd()), ValueError, "lacks betas, eps, which FusedAdamW"),
+        (lambda: sk.clip_grad_norm_(head(), -1.0), ValueError, "max_norm must be a number of at least 0, got -1.0"),
+        (lambda: sk.clip_grad_norm_(head().parameters(), 1.0), TypeError, "model must be a module, got generator"),
         # metrics
         (lambda: metrics.F1Metrics(-1), ValueError, "num_labels must be at least 1, got -1"),
         (lambda: metrics.F1Metrics(2.5), TypeError, "num_labels must be a whole number, got 2.5"),

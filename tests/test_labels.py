@@ -323,7 +323,7 @@ def test_the_operator_is_registered_soundly():
         ),
         (lambda: LabelSets.from_csr(scipy.sparse.eye(2, dtype=complex)), TypeError, "real numbers, got .* complex128"),
         (lambda: LabelSets.from_lists([[0]], 4).to(torch.int32), TypeError, "device must be .*got torch.int32.*int64"),
-        (lambda: LabelSets.from_lists([[0]], 4)[np.array([0.5])], IndexError, "integers or booleans, got .*float64"),
+        (lambda: LabelSets.from_lists([[0]], 4)[np.array([0.5])], IndexError, r"by integers or booleans, got \["),
         (lambda: LabelSets.from_lists("ab", 9), TypeError, "one list of labels per row"),
         (lambda: LabelSets.from_lists(7, 9), TypeError, "one list of labels per row"),
         (lambda: LabelSets.from_lists([[0]], 0), ValueError, "num_labels must be at least 1, got 0"),

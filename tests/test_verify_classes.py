@@ -94,3 +94,10 @@ def test_a_forged_proof_in_the_store_is_rejected(matrix):
     i = int(np.flatnonzero(report.verdicts == "ARGMAXABLE")[0])
     forged._certificates[i].witness[:] *= -1
     assert not forged.check().ok[i] and report.check()
+
+
+def test_a_report_that_goes_closes_its_file():
+    report = sk.verify_classes(np.eye(4))
+    file = report._certificates._file
+    del report
+    assert file.closed

@@ -62,6 +62,11 @@ def test_other_files_are_refused(report, tmp_path, content):
     assert "pickle" not in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_folder_that_does_not_exist_is_named(report, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere; make it first"):
+        report.save(tmp_path / "nowhere" / "r.npz")
+
+
 def test_a_file_that_does_not_exist(tmp_path):
     with pytest.raises(FileNotFoundError):
         Report.load(tmp_path / "missing.npz")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import tempfile
+import weakref
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ class CertificateStore(Sequence[Certificate]):
 
     def __init__(self) -> None:
         self._file: Any = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - it lives as long as the store
+        weakref.finalize(self, self._file.close)
         self._first = [0]  # the number of the first certificate of each block, and of the one that would follow
         self._starts = [0]  # where the blocks begin in the file, and where the next one will
         self._read: tuple[int, list[Certificate]] = (-1, [])

@@ -38,6 +38,8 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
     # Under another name until it is complete: what was there before is not lost to a full disk.
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it first")
     try:
         with open(part, "wb") as file:
             np.savez_compressed(file, **arrays)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from ..labels import LabelSets
+from ..validation import check_int
 from .certificate import Certificate, Verdict
 from .code_words import code_points
 from .inputs import as_question, checked_question
@@ -162,7 +162,7 @@ class Report:
 
     def _line(self, i: int) -> int:
         """Line i, counted from the end where it is negative."""
-        i = operator.index(i)
+        i = check_int("i", i)
         if not -len(self) <= i < len(self):
             raise IndexError(f"line {i} is out of range for a report on {len(self)} label sets")
         return i % len(self)
