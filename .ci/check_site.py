@@ -27,7 +27,7 @@ class Page(HTMLParser):
 
 def broken(site: Path) -> list[str]:
     pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
-    found = []
+    found = [] if pages else [f"{site} holds no page"]
     for path, page in pages.items():
         for link in page.links:
             parts = urlsplit(link)
