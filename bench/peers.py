@@ -62,15 +62,15 @@ DFT_CASES = [
 class Problem:
     """Inputs of one case, our step and the steps of the peers; a step is forward and backward."""
 
-    def __init__(self, case: Case, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, case: Case, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         torch.manual_seed(0)
         self.case = case
         n, k, s, rows = case
         self.columns = max(2 * k + 1, 0)
-        self.x = torch.randn(rows, self.columns + s, dtype=dtype, requires_grad=True)
-        self.weight = (torch.randn(n, s) * 0.1).to(dtype).requires_grad_()
+        self.x = torch.randn(rows, self.columns + s, dtype=dtype, device=device, requires_grad=True)
+        self.weight = (torch.randn(n, s, device=device) * 0.1).to(dtype).requires_grad_()
         chosen = torch.randint(0, n, (rows, ACTIVE)).tolist()
-        self.sets = sk.LabelSets.from_lists([set(row) for row in chosen], n)
+        self.sets = sk.LabelSets.from_lists([set(row) for row in chosen], n).to(device)
 
     @functools.cached_property
     def slack(self) -> Tensor:
@@ -82,7 +82,7 @@ class Problem:
 
     @functools.cached_property
     def dft(self) -> Tensor:
-        return sk.dft_matrix(self.case.n, self.case.k, dtype=self.x.dtype)
+        return sk.dft_matrix(self.case.n, self.case.k, dtype=self.x.dtype).to(self.x.device)
 
     def step(self, loss: Callable[[], Tensor]) -> Callable[[], None]:
         def run() -> None:

@@ -72,12 +72,31 @@ def run(args: argparse.Namespace) -> int:
         (args.output / "report.html").write_text(report.page(measured), encoding="utf-8")
     shown = report.brief if args.brief else report.text
     print(json.dumps(result, indent=1) if args.json else shown(measured))
-    written = "report.json and report.html" if args.html else "report.json"
-    print(f"\nWrote {written} to {args.output}", file=sys.stderr)
+    written = ["report.json", *(["report.html"] if args.html else []), *write_gpu_paths(suites, records, args.output)]
+    print(f"\nWrote {', '.join(written)} to {args.output}", file=sys.stderr)
     if failed:
         print(f"sigkernels bench: failed: {', '.join(failed)}; the report holds the others", file=sys.stderr)
         return SUITES_FAILED
     return REGRESSION if any(change.verdict == "slower" for change in changes) else 0
+
+
+def write_gpu_paths(suites: Path, records: list[Any], folder: Path) -> list[str]:
+    """The table of GPU paths and its differences from the model's, where they were timed; the names of the files."""
+    if not any(record.suite == "gpu_paths" for record in records):
+        return []
+    import torch
+
+    from sigkernels.backends import gpu_paths
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    name, kind = torch.cuda.get_device_name(device), gpu_paths.architecture(device)
+    files: list[str] = load_module(suites / "gpu_paths.py").write(records, folder, kind, name)
+    print(
+        f"\nWhere the model of '{kind}' devices was wrong about this one: {folder / 'gpu_paths.md'}\n"
+        f"To go by these times: {gpu_paths.VARIABLE}={folder.resolve() / 'gpu_paths.json'}",
+        file=sys.stderr,
+    )
+    return files
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -113,9 +132,13 @@ def find_suites(given: Path | None) -> Path:
 
 
 def load_report(suites: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("sigkernels_bench_report", suites / "report.py")
+    return load_module(suites / "report.py")
+
+
+def load_module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"sigkernels_bench_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"cannot load {suites / 'report.py'}")
+        raise ValueError(f"cannot load {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up by name
     spec.loader.exec_module(module)

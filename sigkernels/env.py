@@ -17,6 +17,13 @@ from sigkernels.cli import add_command
 
 PACKAGES = ("torch", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x", "pybind11")
 ISA_FEATURES = ("avx512_bf16", "avx512bw", "avx512f", "fma", "f16c", "avx2", "asimd", "sve")
+TYPICAL_SHAPES: tuple[tuple[Any, int, int, int], ...] = (  # product, slack, rows, labels
+    ("16-bit", 64, 64, 9_000),
+    ("16-bit", 128, 256, 20_000),
+    ("16-bit", 64, 256, 100_000),
+    ("tf32", 64, 256, 100_000),
+    ("16-bit", 64, 256, 1_000_000),
+)
 EXTENSIONS = {
     "sigkernels._C": f"the CPU kernels: {missing_kernels.REMEDY}",
     "sigkernels._cuda": "the CUDA kernels: SIGKERNELS_CUDA=1 pip install . in the source tree, where nvcc is",
@@ -98,12 +105,29 @@ def _gpus() -> dict[str, Any]:
                     "name": properties.name,
                     "capability": f"{properties.major}.{properties.minor}",
                     "memory_gib": round(properties.total_memory / 2**30, 1),
+                    **_paths(torch.device("cuda", index)),
                 }
             )
         return {"devices": devices, "why": None}
     built_for = torch.version.cuda or getattr(torch.version, "hip", None)
     why = "torch sees no GPU or no driver" if built_for else f"torch {torch.__version__} is a CPU build"
     return {"devices": devices, "why": why}
+
+
+def _paths(device: Any) -> dict[str, Any]:
+    """What ``auto`` takes on this device for a few shapes (docs/gpu.md)."""
+    from sigkernels import backends
+    from sigkernels.backends import gpu_paths
+
+    kind = gpu_paths.architecture(device)
+    try:
+        choices = {
+            str(shape): gpu_paths.choose_for_class(kind, shape, backends.gpu_paths_here())._asdict()
+            for shape in (gpu_paths.ShapeClass(*shape) for shape in TYPICAL_SHAPES)
+        }
+    except backends.BackendError as error:
+        return {"paths_as": kind, "paths": {}, "paths_refused": str(error)}
+    return {"paths_as": kind, "paths": choices, "paths_refused": None}
 
 
 def _waiting(policy: str | None) -> str:
@@ -123,6 +147,10 @@ def _forced(name: str, backends: dict[str, str | None]) -> str:
     return f"SIGKERNELS_BACKEND={name}"
 
 
+def _refused(reason: str | None) -> str:
+    return f"; every loss will fail: {reason}" if reason else ""
+
+
 def render(info: dict[str, Any]) -> str:
     """``collect()`` for people."""
     lines = [f"sigkernels {info['sigkernels']}"]
@@ -139,6 +167,8 @@ def render(info: dict[str, Any]) -> str:
     line("waiting", _waiting(threads["OMP_WAIT_POLICY"]))
     for gpu in info["gpus"]["devices"]:
         line("gpu", f"{gpu['name']}, compute {gpu['capability']}, {gpu['memory_gib']} GiB")
+        lines.append(f"      losses go by the times of '{gpu['paths_as']}' devices{_refused(gpu['paths_refused'])}")
+        lines += [f"      {shape}: {choice['path']}; {choice['reason']}" for shape, choice in gpu["paths"].items()]
     if not info["gpus"]["devices"]:
         line("gpu", f"none: {info['gpus']['why']}")
     lines.append("extensions")

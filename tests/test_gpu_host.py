@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from sigkernels import backends
-from sigkernels.backends import cuda, cuda_support, device_tables
+from sigkernels.backends import cuda, cuda_support, device_tables, gpu_paths
 from sigkernels.backends.device_tables import DeviceTables
 from sigkernels.backends.gpu_kernels import tf32_allowed
+from sigkernels.backends.gpu_paths import LossShape
+from sigkernels.layer import LayerMeta
 from sigkernels.validation import check_targets
 
 
@@ -97,12 +99,6 @@ def test_driver_and_device():
     assert cuda_support.unsupported(compiled(architectures="", capabilities=((7, 5),)), 0) is None
 
 
-class OnGPU(NamedTuple):
-    """All that the choice of a backend asks of a tensor."""
-
-    device: torch.device
-
-
 @pytest.fixture
 def machine(monkeypatch):
     """Makes a machine with GPUs, torch for them, Triton and compiled kernels out of what ``compiled`` describes."""
@@ -110,6 +106,7 @@ def machine(monkeypatch):
     def make(**described):
         monkeypatch.setattr(cuda, "_module", lambda: compiled(**described))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(gpu_paths, "choose_path", lambda shape, among: gpu_paths.Choice("cuda", "the fastest"))
         monkeypatch.setattr(backends.by_name("triton"), "unavailable", lambda: None)
         forget()
 
@@ -123,7 +120,10 @@ def machine(monkeypatch):
 
 
 def chosen(device: int) -> str:
-    return backends.select(OnGPU(torch.device("cuda", device))).name  # type: ignore[arg-type]
+    """For a loss of a shape that ``machine`` gives to the compiled kernels."""
+    gpu = torch.device("cuda", device)
+    shape = LossShape(gpu, torch.bfloat16, "16-bit", 256, 64, 100_000, LayerMeta(100_000, 50))
+    return backends.choose(backends.forced_name(), gpu, "fused_loss", shape=shape).name
 
 
 def test_auto_falls_to_triton_where_the_kernels_do_not_run(machine):

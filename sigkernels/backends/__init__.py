@@ -1,7 +1,7 @@
 """Backends: one operation, several implementations, chosen per tensor.
 
-``auto`` takes ``cpu`` for CPU tensors, and ``cuda``, else ``triton``, for CUDA tensors; ``torch`` serves every other
-device, and whatever a kernel does not cover. ``SIGKERNELS_BACKEND``, as it was when the package was imported, or ``with
+``auto`` takes ``cpu`` for CPU tensors, and ``triton`` for CUDA tensors, or ``cuda`` for the losses of those shapes where
+``gpu_paths.py`` says so; ``torch`` serves every other device, and whatever a kernel does not cover. ``SIGKERNELS_BACKEND``, as it was when the package was imported, or ``with
 sk.backend(name)`` forces one: a forced backend that cannot do the job raises.
 """
 
@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import missing_kernels
+from . import gpu_paths, missing_kernels
 from .cpu import CPUBackend
 from .cuda import CUDABackend
+from .gpu_paths import GPUPath, LossShape
 from .interface import Backend, BackendError, ColumnResult, LossCall, LossResult, Operation
 from .torch_backend import TorchBackend
 from .triton import TritonBackend
@@ -37,6 +38,7 @@ __all__ = [
     "by_name",
     "choose",
     "forced_name",
+    "gpu_paths_here",
     "select",
 ]
 
@@ -120,17 +122,25 @@ def select(x: Tensor, operation: Operation = "logits", loss: Any = None, codes: 
     return choose(forced_name(), x.device, operation, loss, codes)
 
 
-def choose(forced: str, device: torch.device, operation: Operation, loss: Any = None, codes: int = 0) -> Backend:
-    """The same where the name of the forced backend, or ``"auto"``, is known."""
+def choose(
+    forced: str,
+    device: torch.device,
+    operation: Operation,
+    loss: Any = None,
+    codes: int = 0,
+    shape: LossShape | None = None,
+) -> Backend:
+    """The same where the name of the forced backend, or ``"auto"``, is known. ``shape``: of an elementwise loss."""
     if forced != "auto":
-        reason = _refusal(_BACKENDS[forced], device, operation, loss, codes)
+        reason = _refusal(_BACKENDS[forced], device, operation, loss, codes, shape)
         if reason is not None:
             raise BackendError(f"backend '{forced}' was asked for, but {reason}")
         return _BACKENDS[forced]
+    takes_cuda = shape is not None and gpu_paths.choose_path(shape, gpu_paths_here()).path == "cuda"
     for name in _AUTO.get(device.type, ()):
-        if _unavailable(name) is not None:
+        if _unavailable(name) is not None or (name == "cuda" and not takes_cuda):
             continue
-        refusal = _refusal(_BACKENDS[name], device, operation, loss, codes)
+        refusal = _refusal(_BACKENDS[name], device, operation, loss, codes, shape)
         if refusal is None:
             return _BACKENDS[name]
         _log_refusal(name, refusal)
@@ -139,10 +149,20 @@ def choose(forced: str, device: torch.device, operation: Operation, loss: Any = 
     return _BACKENDS["torch"]
 
 
-def _refusal(backend: Backend, device: torch.device, operation: Operation, loss: Any, codes: int) -> str | None:
+def gpu_paths_here() -> tuple[GPUPath, ...]:
+    """The paths that ``auto`` has to choose from on CUDA tensors."""
+    cuda: tuple[GPUPath, ...] = ("cuda",) if _unavailable("cuda") is None else ()
+    flash: tuple[GPUPath, ...] = ("flash",) if _unavailable("triton") is None else ()
+    return (*cuda, *flash, "library")
+
+
+def _refusal(
+    backend: Backend, device: torch.device, operation: Operation, loss: Any, codes: int, shape: LossShape | None
+) -> str | None:
     about_layer = (backend.refuses_codes() if codes else None) or backend.refuses(operation, loss)
     about_update = backend.refuses_update() if operation == "fused_update" else None
-    return backend.refuses_device(device) or about_update or about_layer
+    refusal = backend.refuses_device(device) or about_update or about_layer
+    return refusal or (backend.refuses_shape(shape) if shape is not None else None)
 
 
 def _require(name: str, source: str) -> None:

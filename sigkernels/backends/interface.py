@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from ..layer import Layer
 from ..layer_update import LayerUpdate
 from ..losses import ColumnLoss, ElementwiseLoss
 from ..partial_labels import PartialTargets
+
+if TYPE_CHECKING:
+    from .gpu_paths import LossShape
 
 Operation = Literal["fused_loss", "fused_update", "column_loss", "logits", "logits_adjoint", "topk", "predict", "lml"]
 
@@ -142,6 +145,10 @@ class Backend(abc.ABC):
         if taken is None or device.type in taken:
             return None
         return f"it takes {' or '.join(taken)} tensors and the input is on {device}; move it, or use 'torch'"
+
+    def refuses_shape(self, shape: LossShape) -> str | None:
+        """``None``, or one sentence: why it has no kernel for elementwise losses of this shape."""
+        return None
 
     def refuses_codes(self) -> str | None:
         """``None``, or one sentence: why it does not take layers with codes."""

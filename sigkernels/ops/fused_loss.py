@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import backends
+from ..backends.gpu_paths import LossShape
 from ..backends.interface import Backend, LossCall, LossResult, accumulate_dtype, gradient_dtype, sum_dtype
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
@@ -54,13 +55,14 @@ class Spec(NamedTuple):
     shard: LabelShard | None = None  # the layer holds the labels of this rank alone
 
     @classmethod
-    def of(cls, x: Tensor, loss: Loss, meta: LayerMeta, reduction: str, recurs: bool = False) -> Spec:
-        """With the backend for this tensor and this loss. ``recurs``: the loss is one of numbers, and remembered."""
+    def of(cls, x: Tensor, weight: Tensor, loss: Loss, meta: LayerMeta, reduction: str, recurs: bool = False) -> Spec:
+        """With the backend for these tensors and this loss. ``recurs``: the loss is one of numbers, and remembered."""
         forced = backends.forced_name()
+        shape = LossShape.of(x, weight, meta) if x.is_cuda else None
         if recurs:
             kind: Any = type(loss)
-            return _known_spec(forced, x.device, kind, tuple(vars(loss).values()), meta, reduction)
-        return _new_spec(forced, x.device, loss, meta, reduction)
+            return _known_spec(forced, x.device, kind, tuple(vars(loss).values()), meta, reduction, shape)
+        return _new_spec(forced, x.device, loss, meta, reduction, shape)
 
     def scale(self, batch: int) -> float:
         """What multiplies the gradients, and a column loss, for an upstream gradient of 1."""
@@ -73,9 +75,11 @@ class Spec(NamedTuple):
         return 1.0 / max(batch, 1)
 
 
-def _new_spec(forced: str, device: torch.device, loss: Loss, meta: LayerMeta, reduction: str) -> Spec:
+def _new_spec(
+    forced: str, device: torch.device, loss: Loss, meta: LayerMeta, reduction: str, shape: LossShape | None
+) -> Spec:
     if isinstance(loss, ElementwiseLoss):
-        backend = backends.choose(forced, device, "fused_loss", loss, meta.codes)
+        backend = backends.choose(forced, device, "fused_loss", loss, meta.codes, shape)
     elif isinstance(loss, ColumnLoss):
         backend = backends.choose(forced, device, "column_loss", loss, meta.codes)
     else:
@@ -85,10 +89,16 @@ def _new_spec(forced: str, device: torch.device, loss: Loss, meta: LayerMeta, re
 
 @functools.lru_cache(maxsize=256)
 def _known_spec(
-    forced: str, device: torch.device, kind: Any, settings: tuple[Any, ...], meta: LayerMeta, reduction: str
+    forced: str,
+    device: torch.device,
+    kind: Any,
+    settings: tuple[Any, ...],
+    meta: LayerMeta,
+    reduction: str,
+    shape: LossShape | None,
 ) -> Spec:
     """Found again at every step: to choose a backend anew takes a twentieth of the time of a small one."""
-    return _new_spec(forced, device, kind(*settings), meta, reduction)
+    return _new_spec(forced, device, kind(*settings), meta, reduction, shape)
 
 
 def evaluate(
@@ -288,7 +298,7 @@ def fused_loss_operator(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(loss, and the five gradients; those that are not needed are empty)."""
     measured = Loss.unflatten(loss, numbers, tensors, (beta, eta))
-    spec = Spec.of(x, measured, LayerMeta(*meta), reduction)
+    spec = Spec.of(x, weight, measured, LayerMeta(*meta), reduction)
     targets = from_target_tensors((indices, offsets, dense), spec.meta.num_labels)
     value, grads = evaluate(
         spec, (x, weight, bias, beta, eta), targets, row_scale, _forward_gradients(needs, reduction, row_scale)

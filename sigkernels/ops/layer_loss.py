@@ -46,7 +46,7 @@ def layer_loss(
         inputs = (x, weight, bias, *loss.learned())
         needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
         return fused_loss_operator(*inputs, *y, None, *loss.flatten(), meta, reduction, needs)[0]
-    spec = Spec.of(x, loss, meta, reduction, recurs=loss.has_kernel and not tensors)
+    spec = Spec.of(x, weight, loss, meta, reduction, recurs=loss.has_kernel and not tensors)
     if torch._C._are_functorch_transforms_active():
         return TransformedLoss.apply([spec], x, weight, bias, *loss.learned(), *y)
     if not torch.is_grad_enabled():
@@ -64,7 +64,7 @@ def _sharded_loss(
             f"on {shard.world} ranks; use LMLNLL, TruncatedTopKEntropy, SmoothTopKSVM or a loss of single labels, or take "
             "the loss of the logits head(h), which gathers them"
         )
-    spec = Spec.of(x, loss, layer.meta, reduction)._replace(shard=shard)
+    spec = Spec.of(x, layer.weight, loss, layer.meta, reduction)._replace(shard=shard)
     inputs = (x, layer.weight, layer.bias)
     if not torch.is_grad_enabled():
         return evaluate(spec, inputs, targets, None, NO_NEEDS)[0]
