@@ -66,6 +66,10 @@ def compiled(architectures="8.0;9.0;12.0+PTX", driver=13000, runtime=13000, capa
         capability=lambda device: capabilities[device],
         device_count=lambda: len(capabilities) if driver // 1000 >= runtime // 1000 else 0,
         devices=lambda: "some",
+        TILE=32,
+        WIDEST=64,
+        processors=lambda device: 132,
+        rows_of_launch=lambda kind, batch, device: 256,
     )
 
 
@@ -112,6 +116,7 @@ def machine(monkeypatch):
 
     def forget():
         cuda._unsupported.cache_clear()
+        cuda._sizes.cache_clear()
         backends._unavailable.cache_clear()
 
     yield make

@@ -162,6 +162,7 @@ def machine(tables, monkeypatch):
     for name in ("cuda", "triton"):
         monkeypatch.setattr(backends.by_name(name), "unavailable", lambda: None)
         monkeypatch.setattr(backends.by_name(name), "refuses_device", lambda device: None)
+        monkeypatch.setattr(backends.by_name(name), "refuses_shape", lambda shape: None)
     backends._unavailable.cache_clear()
     yield tables
     monkeypatch.undo()

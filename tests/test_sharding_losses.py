@@ -154,7 +154,7 @@ def all_updates(n: int, **mesh) -> dict[str, list]:
             found[f"updates, {name}, {kind}, {n}"] = updated(head, fused(head), **unknown)
     torch.manual_seed(0)
     head = sk.LinearHead(WIDTH, n, dtype=torch.bfloat16, **mesh)  # the random bits of a label are the same on any rank
-    found[f"updates, rounded, {n}"] = updated(head, sk.optim.FusedSGD(head, 0.5, weight_decay=0.01))[-2:]
+    found[f"updates, rounded, {n}"] = updated(head, sk.optim.FusedSGD(head, 0.0, weight_decay=1.0))[-2:]
     return found
 
 

@@ -1,20 +1,21 @@
-// The arithmetic of core/losses.h and core/confusion.h for one number.
+// The arithmetic of core/losses.h for one float.
 #pragma once
 
 #include "core/hd.h"
-#include "platform.cuh"
+#include "warp.cuh"
 
 namespace sk {
 
-template <class T>
+constexpr float LOG2E = 1.4426950408889634f;
+
 struct DeviceMath {
-    using V = T;
-    static SK_HD T splat(double v) { return static_cast<T>(v); }
-    static SK_HD T abs(T v) { return fabs(v); }
-    static SK_HD T exp_neg(T v) { return exp(v); }
-    static SK_HD T log(T v) { return ::log(v); }
-    static SK_HD T log1p(T v) { return ::log1p(v); }
-    static SK_HD T lt_select(T a, T b, T yes, T no) { return a < b ? yes : no; }
+    using V = float;
+    static SK_HD float splat(double v) { return static_cast<float>(v); }
+    static SK_HD float abs(float v) { return fabsf(v); }
+    static SK_HD float exp_neg(float v) { return expf(v); }
+    static SK_HD float log(float v) { return logf(v); }
+    static SK_HD float log1p(float v) { return log1pf(v); }
+    static SK_HD float lt_select(float a, float b, float yes, float no) { return a < b ? yes : no; }
 };
 
 }  // namespace sk

@@ -1,90 +1,73 @@
 #include "fused_loss.cuh"
 
 #include "launch.cuh"
+#include "shapes.h"
 
 namespace sk {
 
-void fused_loss(const LaunchOn& on, const Problem& p, const Targets& targets, const Gradients& gradients,
-                const FusedLoss& f, int64_t blocks) {
-    with_work(p, [&](auto kind) {
-        using K = decltype(kind);
-        using Acc = typename K::Acc;
-        const auto own = [&](FusedLossArgs<K>& args) {
-            args.loss = f.loss, args.row_sums = f.row_sums;
-            args.label_weight = static_cast<const Acc*>(f.label_weight);
-            args.pos_weight = static_cast<const Acc*>(f.pos_weight);
-            args.row_factor = static_cast<const Acc*>(f.row_factor);
-        };
-        launch_loss(on, "fused_loss", fused_loss_kernel<K>, p, targets, gradients, blocks, FusedShared<K>::bytes, kind,
-                    own);
+namespace {
+
+Dense dense_type(const Flash& f) {
+    if (!f.dense) return Dense::none;
+    static const std::map<std::string, Dense> types = {
+        {"float64", Dense::f64}, {"float32", Dense::f32}, {"float16", Dense::f16}, {"bfloat16", Dense::bf16},
+        {"int64", Dense::i64},   {"int32", Dense::i32},   {"int16", Dense::i16},   {"int8", Dense::i8},
+        {"uint8", Dense::u8},    {"bool", Dense::u8}};
+    const auto found = types.find(f.dense_type);
+    if (found == types.end()) throw CudaError("fused_loss: dense targets of type " + f.dense_type + " are not supported");
+    return found->second;
+}
+
+// The longest of the copies that all these numbers are multiples of.
+int piece_of(const void* start, int64_t stride, int64_t row) {
+    const uint64_t all = reinterpret_cast<uintptr_t>(start) | uint64_t(stride) | uint64_t(row);
+    return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
+}
+
+LossArgs loss_args(const Flash& f) {
+    LossArgs a{};
+    a.kind = f.loss.kind, a.label_smoothing = static_cast<float>(f.loss.label_smoothing);
+    a.focal = Focal<DeviceMath>(f.loss), a.asymmetric = Asymmetric<DeviceMath>(f.loss);
+    a.targets = {f.indices, f.offsets, f.label_start, f.dense, f.dense_stride, dense_type(f)};
+    a.label_weight = f.label_weight, a.pos_weight = f.pos_weight;
+    a.plain = f.loss.kind == LossKind::bce && !f.dense && !f.label_weight && !f.pos_weight && f.loss.label_smoothing == 0;
+    return a;
+}
+
+template <class T>
+FusedLossArgs<T> args_of(const Flash& f) {
+    FusedLossArgs<T> a{};
+    a.x = static_cast<const T*>(f.x), a.weight = static_cast<const T*>(f.weight);
+    a.bias = static_cast<const T*>(f.bias), a.basis = static_cast<const T*>(f.basis);
+    a.coef = static_cast<const T*>(f.coef);
+    a.x_stride = f.x_stride, a.batch = int(f.batch), a.labels = int(f.labels), a.slack = int(f.slack);
+    a.block_labels = int(f.block_labels);
+    const int64_t row = f.slack * int64_t(sizeof(T));
+    a.x_piece = piece_of(f.x, f.x_stride * int64_t(sizeof(T)), row), a.weight_piece = piece_of(f.weight, row, row);
+    a.loss = loss_args(f);
+    a.row_factor = f.row_factor, a.out_scale = f.out_scale, a.scale = f.scale;
+    a.wide = f.wide, a.accumulate = f.accumulate, a.pairs = f.slack % 2 == 0 && !f.accumulate;
+    a.grad_weight = f.grad_weight, a.grad_bias = f.grad_bias, a.grad_coef = static_cast<T*>(f.grad_coef);
+    a.slabs = f.slabs, a.row_sums = f.row_sums, a.totals = f.totals;
+    return a;
+}
+
+}  // namespace
+
+void fused_loss(const LaunchOn& on, const Flash& f) {
+    with_shape(f.dtype, f.batch, shared_limit(on.device), [&](auto shape) {
+        using S = decltype(shape);
+        launch(on, "fused_loss", fused_loss_kernel<S>, f.blocks, S::BYTES, args_of<typename S::Scalar>(f));
     });
 }
 
-int64_t rows_per_group(DType dtype) {
-    return by_kind(dtype, [](auto kind) { return decltype(kind)::ROWS; });
-}
+int64_t tile_labels() { return 32; }
+int64_t widest_slack() { return WIDEST; }
 
-int64_t resident_blocks(DType dtype, int device) {
-    const DeviceGuard guard(device, "fused_loss");
-    int processors = 0, per_processor = 0;
-    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    with_kind(dtype, [&](auto kind) {
-        using K = decltype(kind);
-        allow_shared_memory("fused_loss", fused_loss_kernel<K>, device);
-        check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, fused_loss_kernel<K>, THREADS,
-                                                            BLOCK_BYTES<K>),
-              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    });
-    return static_cast<int64_t>(processors) * std::max(per_processor, 1);
-}
-
-int64_t tile_labels() { return TILE; }
-
-int device_count() {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
-        cudaGetLastError();
-        return 0;
-    }
-    return count;
-}
-
-std::pair<int, int> versions() {
-    int driver = 0, runtime = 0;
-    if (cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess)
-        cudaGetLastError();
-    return {driver, runtime};
-}
-
-std::pair<int, int> capability(int device) {
-    int major = 0, minor = 0;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-    return {major, minor};
-}
-
-std::string devices() {
-    int count = 0;
-    if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
-        cudaGetLastError();
-        return std::string("no CUDA driver: ") + cudaGetErrorString(error);
-    }
-    std::string names;
-    for (int i = 0; i < count; ++i) {
-        cudaDeviceProp properties;
-        check(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
-        names += (i ? ", " : "") + std::string(properties.name) + " (sm_" +
-                 std::to_string(properties.major * 10 + properties.minor) + ")";
-    }
-    return count ? names : "no GPU";
-}
-
-int64_t block_shared_bytes(DType dtype) {
-    return by_kind(dtype, [](auto kind) { return BLOCK_BYTES<decltype(kind)>; });
-}
-
-int64_t fused_loss_shared_bytes(DType dtype) {
-    return by_kind(dtype, [](auto kind) { return FusedShared<decltype(kind)>::bytes; });
+int64_t rows_of_launch(DType dtype, int64_t batch, int device) {
+    int64_t rows = 0;
+    with_shape(dtype, batch, shared_limit(device), [&](auto shape) { rows = decltype(shape)::ROWS; });
+    return rows;
 }
 
 }  // namespace sk

@@ -1,164 +1,364 @@
 // The fused pass: loss of every row, and the gradients of x, weight and bias, without a [batch, labels] array.
 //
-// Block b owns a contiguous range of tiles.  Per tile: logits, loss and ∂loss/∂z of every group of ROWS rows, then the
-// products of ∂loss/∂z with S, U and V (into this block's private slab of grad_x) and with x (into grad_weight, whose
-// rows no other block touches).  No atomics: every sum has one owner and a fixed order.
+// Block b owns labels block_labels · b and following. Per tile of labels and warp, in registers: z = [x | coef] [weight |
+// basis]^T, the loss, ∂loss/∂z = g, and g [weight | basis], added up over the range. g also goes to shared memory, from
+// which all warps make g^T x, which is written at once: no other block has these labels. No atomics: every sum has one
+// owner and a fixed order. The next tile of weight arrives meanwhile.
 #pragma once
 
-#include "core/losses.h"
-#include "device_math.cuh"
-#include "gradients.cuh"
-#include "targets.cuh"
+#include "elementwise.cuh"
+#include "tile.cuh"
 
 namespace sk {
+namespace {  // as what it has of core/losses.h
 
-template <class K>
+template <class T>
 struct FusedLossArgs {
-    TileArgs<K> tile;
-    TargetArgs<K> targets;
-    GradientArgs<K> gradients;
-    LossParams loss;
-    const typename K::Acc* label_weight;  // [labels] or null
-    const typename K::Acc* pos_weight;    // [labels] or null
-    const typename K::Acc* row_factor;    // [batch]: multiplies ∂loss/∂z
-    double* row_sums;                     // [blocks, batch]
+    const T* x;       // [batch, slack], rows x_stride numbers apart
+    const T* weight;  // [labels, slack]
+    const T* bias;    // [labels] or null
+    const T* basis;   // [block_labels, 16] or null
+    const T* coef;    // [batch, blocks, 16] or null
+    int64_t x_stride;
+    int batch, labels, slack, block_labels;
+    int x_piece, weight_piece;  // bytes: the longest copies that x and weight are aligned to
+    LossArgs loss;
+    const float* row_factor;  // [batch] or null: multiplies ∂loss/∂z
+    const float* out_scale;   // [1] or null: multiplies grad_weight and grad_bias, as scale does
+    float scale;
+    int wide, accumulate;  // grad_weight and grad_bias are float, else T; they are added to (float only)
+    int pairs;             // grad_weight can be written two numbers at a time
+    void* grad_weight;     // [labels, slack] or null
+    void* grad_bias;       // [labels] or null
+    T* grad_coef;          // [batch, blocks, 16] or null
+    float* slabs;          // [blocks, batch, slack] or null
+    float* row_sums;       // [blocks, batch]
+    double* totals;        // [blocks]: row_sums summed over the rows
 };
 
-// Shared memory of this kernel: the tile, then the targets and the sums of a row group.
-template <class K>
-struct FusedShared {
-    using Acc = typename K::Acc;
-    static constexpr int at_bits = Shared<K>::bytes;                      // uint32 [ROWS, 2]
-    static constexpr int at_rows = at_bits + K::ROWS * 2 * 4;             // Acc [ROWS]
-    static constexpr int at_bias = at_rows + K::ROWS * sizeof(Acc);       // Acc [4, TILE]
-    static constexpr int at_loss = at_bias + 4 * TILE * sizeof(Acc);      // LossParams
-    static constexpr int at_labels = at_loss + (sizeof(LossParams) + 15) / 16 * 16;  // Acc [3, TILE]
-    static constexpr int at_range = at_labels + 3 * TILE * sizeof(Acc);  // Range
-    static constexpr int bytes = at_range + 16;
-};
+template <class S>
+struct FusedLoss {
+    using T = typename S::Scalar;
+    using K = Kind<T>;
+    static constexpr int M = S::ROW_TILES;
 
-// Loss and derivative of one element; y is 0 or 1 exactly where SOFT is false.
-template <bool SOFT, class Loss, class Acc>
-__device__ __forceinline__ void element(const Loss& loss, Acc z, Acc y, Acc pos_weight, Acc& f, Acc& g) {
-    if (SOFT) {
-        Acc fn, gn, fp, gp;
-        loss.both(z, fn, gn, fp, gp);
-        const Acc up = y * pos_weight, down = 1 - y;
-        // a target at the end of its range must not see the other term: 0 * inf at an infinite logit
-        f = (up == 0 ? Acc(0) : up * fp) + (down == 0 ? Acc(0) : down * fn);
-        g = up * gp + down * gn;
-    } else if (y == 0) {
-        loss.neg(z, f, g);
-    } else {
-        loss.pos(z, f, g);
-        f *= pos_weight, g *= pos_weight;
+    const FusedLossArgs<T>& p;
+    unsigned char* const shared;
+    const int row0, label_warp;  // of this warp: its first row, its place among those with the same rows
+    const int first, last;       // labels of this block
+    Sum grad_x[M][S::COLUMNS / 8] = {}, grad_coef[M][2] = {};
+    Left coef[M][S::RANK_STEPS] = {};
+    Left x[S::HOLDS_X ? M : 1][S::HOLDS_X ? S::STEPS : 1];  // else it is read from shared memory for every chunk
+    RowLosses<M> losses;
+
+    __device__ __forceinline__ FusedLoss(const FusedLossArgs<T>& args, unsigned char* memory)
+        : p(args), shared(memory), row0(thread() / 32 / S::LABEL_WARPS * S::WARP_ROWS),
+          label_warp(thread() / 32 % S::LABEL_WARPS), first(int(blockIdx.x) * p.block_labels),
+          last(min(first + p.block_labels, p.labels)) {}
+
+    __device__ __forceinline__ unsigned char* w(int buffer) const { return shared + S::AT_W + buffer * S::W_BYTES; }
+    __device__ __forceinline__ unsigned char* g() const { return shared + S::AT_G; }
+    __device__ __forceinline__ float* bias(int buffer) const {
+        return reinterpret_cast<float*>(shared + S::AT_BIAS) + buffer * S::TILE;
     }
-}
 
-// What belongs to the labels of a tile, as [3, TILE] in shared memory: bias, weight, pos_weight.
-template <class K>
-__device__ __forceinline__ void load_labels(const FusedLossArgs<K>& p, typename K::Acc* to, int tile) {
-    const int column = thread();
-    const int64_t label = int64_t(tile) * TILE + column;
-    if (column >= TILE) return;
-    const bool real = label < p.tile.labels;
-    to[column] = bias_of(p.tile, label);
-    to[TILE + column] = real && p.label_weight ? p.label_weight[label] : 1;
-    to[2 * TILE + column] = real && p.pos_weight ? p.pos_weight[label] : 1;
-}
-
-// z -> the loss of each row of the group (rows, in shared memory) and ∂loss/∂z.  A warp takes every eighth row.
-template <class K, class Loss, bool SOFT>
-__device__ __forceinline__ void loss_of_tile(const FusedLossArgs<K>& p, const Loss& loss, const Shared<K>& shared,
-                                             const typename K::Acc* labels, const uint32_t* bits,
-                                             typename K::Acc* rows, int tile, int row0) {
-    using Acc = typename K::Acc;
-    const int lane = thread() % 32, warp = thread() / 32;
-    Acc bias[2], weight[2], pos_weight[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const Acc* at = labels + lane + 32 * half;
-        bias[half] = at[0], weight[half] = at[TILE], pos_weight[half] = at[2 * TILE];
+    // Begins to bring a tile of weight and basis.
+    __device__ __forceinline__ void fetch(int label, int buffer) const {
+        const int rows = min(S::TILE, last - label), bytes = p.slack * int(sizeof(T));
+        copy_rows<S::STEPS * STEP_BYTES>(w(buffer), S::W_STRIDE, p.weight + int64_t(label) * p.slack, bytes, rows, bytes,
+                                         p.weight_piece);
+        constexpr int BASIS = S::RANK * int(sizeof(T));
+        if (p.basis)
+            copy_rows<16, BASIS>(w(buffer) + S::STEPS * STEP_BYTES, S::W_STRIDE,
+                                 reinterpret_cast<const unsigned char*>(p.basis + int64_t(label - first) * S::RANK),
+                                 BASIS, rows, BASIS);
     }
-    const Acc smooth = static_cast<Acc>(p.loss.label_smoothing);
-#pragma unroll 1  // several rows at a time would need more registers than there are
-    for (int i = 0; i < K::ROWS / WARPS; ++i) {
-        const int r = warp + WARPS * i, row = row0 + r;
-        const Acc factor = row < p.tile.batch ? p.row_factor[row] : Acc(0);
-        Acc sum = 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int column = lane + 32 * half;
-            const int64_t label = int64_t(tile) * TILE + column;
-            Acc f = 0, g = 0;
-            if (row < p.tile.batch && label < p.tile.labels) {
-                const Acc z = shared.z()[r * K::LD_Z + column] + bias[half];
-                Acc y = p.targets.of(bits, r, column, row, label);
-                if (SOFT) y = y * (1 - smooth) + smooth / 2;
-                element<SOFT>(loss, z, y, pos_weight[half], f, g);
-                f *= weight[half], g *= weight[half] * factor;
+
+    // x into shared memory and this warp's operands; nothing but zeros beyond the batch and the slack columns.
+    __device__ __forceinline__ void load_x() {
+        for (int at = thread(); at < S::AT_G / 16; at += THREADS) reinterpret_cast<uint4*>(shared)[at] = uint4{};
+        __syncthreads();
+        copy_rows<S::STEPS * STEP_BYTES>(shared, S::X_STRIDE, p.x, p.x_stride * int64_t(sizeof(T)), p.batch,
+                                         p.slack * int(sizeof(T)), p.x_piece);
+        fetch(first, 0);
+        if (p.basis) load_coef();
+        wait_for_copies();
+        __syncthreads();
+        if (sizeof(T) == 4) {  // to the nearest tf32; the tensor cores would cut digits off
+            for (int at = thread(); at < S::AT_W / 4; at += THREADS) {
+                auto& number = reinterpret_cast<uint32_t*>(shared)[at];
+                number = round_tf32(__int_as_float(number));
             }
-            sum += f;
-            shared.g()[r * K::LD_G + column] = Narrow<typename K::Operand>::from(g);
-        }
-#pragma unroll
-        for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        if (lane == 0) rows[r] = sum;
-    }
-}
-
-template <class K, template <class> class Loss>
-__device__ __forceinline__ void loss_of_tile_as(const FusedLossArgs<K>& p, const Shared<K>& shared,
-                                                const LossParams& settings, const typename K::Acc* labels,
-                                                const uint32_t* bits, typename K::Acc* rows, int tile,
-                                                int row0) {
-    const Loss<DeviceMath<typename K::Acc>> loss(settings);
-    if (p.targets.sparse && p.loss.label_smoothing == 0)
-        loss_of_tile<K, decltype(loss), false>(p, loss, shared, labels, bits, rows, tile, row0);
-    else
-        loss_of_tile<K, decltype(loss), true>(p, loss, shared, labels, bits, rows, tile, row0);
-}
-
-// Two blocks per multiprocessor hide each other's latency; float64 sums need the registers of one.
-template <class K>
-__global__ void __launch_bounds__(THREADS, sizeof(typename K::Acc) == 8 ? 1 : 2)
-    fused_loss_kernel(const FusedLossArgs<K> p) {
-    using Acc = typename K::Acc;
-    SK_DYNAMIC_SHARED(memory);
-    const Shared<K> shared{memory};
-    auto* bits = reinterpret_cast<uint32_t*>(memory + FusedShared<K>::at_bits);
-    auto* rows = reinterpret_cast<Acc*>(memory + FusedShared<K>::at_rows);
-    auto* parts = reinterpret_cast<Acc*>(memory + FusedShared<K>::at_bias);
-    // In shared memory, or the compiler would convert every setting once and hold it in a register for good.
-    auto& settings = *reinterpret_cast<LossParams*>(memory + FusedShared<K>::at_loss);
-    if (thread() == 0) settings = p.loss;
-    auto* labels = reinterpret_cast<Acc*>(memory + FusedShared<K>::at_labels);
-    const Factors<K> factors = load_factors(memory + FusedShared<K>::bytes, p.tile);
-    auto& range = *reinterpret_cast<Range*>(memory + FusedShared<K>::at_range);
-    set_range(range, p.tile.tiles);
-    for (int tile = range.first; tile < range.last; ++tile) {
-        for (int row0 = 0; row0 < p.tile.batch; row0 += K::ROWS) {
-            __syncthreads();  // bits, rows and g of the group before have been read
-            if (row0 == 0) load_labels(p, labels, tile);
-            mark_positives(p.targets, p.tile.batch, bits, tile, row0);
-            logits_tile(shared, p.tile, factors, tile, row0);
-            if (p.loss.kind == LossKind::bce)
-                loss_of_tile_as<K, Bce>(p, shared, settings, labels, bits, rows, tile, row0);
-            else if (p.loss.kind == LossKind::focal)
-                loss_of_tile_as<K, Focal>(p, shared, settings, labels, bits, rows, tile, row0);
-            else
-                loss_of_tile_as<K, Asymmetric>(p, shared, settings, labels, bits, rows, tile, row0);
             __syncthreads();
-            const int r = thread();
-            if (r < K::ROWS && row0 + r < p.tile.batch) {
-                double* sum = p.row_sums + blockIdx.x * p.tile.batch + row0 + r;
-                *sum = tile == range.first ? double(rows[r]) : *sum + double(rows[r]);
-            }
-            if (p.gradients.grad_bias) add_grad_bias(p.gradients, p.tile, shared, parts, tile, row0);
-            if (p.gradients.wanted()) move_gradient<K, true>(p.gradients, p.tile, shared, row0);
         }
-        if (p.gradients.wanted()) add_gradients(p.gradients, p.tile, shared, factors, tile, tile == range.first);
+        if (S::HOLDS_X) {
+#pragma unroll
+            for (int m = 0; m < M; ++m)
+#pragma unroll
+                for (int step = 0; step < S::STEPS; ++step) load_x(x[S::HOLDS_X ? m : 0][S::HOLDS_X ? step : 0], m, step);
+        }
     }
+
+    __device__ __forceinline__ void load_x(Left& to, int m, int step) const {
+        load_left(to, shared + (row0 + 16 * m) * S::X_STRIDE + step * STEP_BYTES, S::X_STRIDE);
+    }
+
+    __device__ __forceinline__ void load_coef() {
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int step = 0; step < S::RANK_STEPS; ++step)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int row = row0 + 16 * m + i % 2 * 8 + lane() / 4;
+                    const int column = S::DEPTH * step + (lane() % 4 + i / 2 * 4) * (4 / int(sizeof(T)));
+                    if (row >= p.batch) continue;
+                    const T* at = p.coef + (int64_t(row) * gridDim.x + blockIdx.x) * S::RANK + column;
+                    coef[m][step][i] = *reinterpret_cast<const uint32_t*>(at);
+                }
+    }
+
+    // z += left times a step of the tile's rows
+    __device__ __forceinline__ void add_logits(Sum (&z)[M][SUMS], const Left* const (&left)[M],
+                                               const unsigned char* from) const {
+#pragma unroll
+        for (int pair = 0; pair < SUMS / 2; ++pair) {
+            Right right;
+            load_right(right, from + 16 * pair * S::W_STRIDE, S::W_STRIDE);
+#pragma unroll
+            for (int m = 0; m < M; ++m)
+#pragma unroll
+                for (int j = 0; j < 2; ++j) multiply(z[m][2 * pair + j], *left[m], right[j], T{});
+        }
+    }
+
+    // One chunk of labels: logits, loss, g into shared memory, and its part of grad_x.
+    __device__ __forceinline__ void chunk(int label, int column, int buffer, Cursor& cursor) {
+        const unsigned char* from = w(buffer) + column * S::W_STRIDE;
+        Sum z[M][SUMS];
+#pragma unroll
+        for (int n = 0; n < SUMS; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float start = p.bias ? bias(buffer)[column + 8 * n + lane() % 4 * 2 + i % 2] : 0.0f;
+#pragma unroll
+                for (int m = 0; m < M; ++m) z[m][n][i] = start;
+            }
+        if (p.basis) {
+#pragma unroll
+            for (int step = 0; step < S::RANK_STEPS; ++step) {
+                const Left* left[M];
+#pragma unroll
+                for (int m = 0; m < M; ++m) left[m] = &coef[m][step];
+                add_logits(z, left, from + (S::STEPS + step) * STEP_BYTES);
+            }
+        }
+#pragma unroll
+        for (int step = 0; step < S::STEPS; ++step) {
+            Left loaded[M];
+            const Left* left[M];
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                left[m] = S::HOLDS_X ? &x[S::HOLDS_X ? m : 0][S::HOLDS_X ? step : 0] : &loaded[m];
+                if (!S::HOLDS_X) load_x(loaded[m], m, step);
+            }
+            add_logits(z, left, from + step * STEP_BYTES);
+        }
+
+        uint32_t bits = cursor.word(label);
+        if (label + CHUNK > last) {
+            bits &= (1u << (last - label)) - 1;
+#pragma unroll
+            for (int n = 0; n < SUMS; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (label + 8 * n + lane() % 4 * 2 + i % 2 >= last)
+#pragma unroll
+                        for (int m = 0; m < M; ++m) z[m][n][i] = NEUTRAL;
+        }
+        if (p.loss.plain) plain_bce<M>(z, bits, losses);
+        else any_loss<M>(p.loss, z, bits, row0, label, p.batch, last, losses);
+        if (p.row_factor) {
+#pragma unroll
+            for (int r = 0; r < 2 * M; ++r) {
+                const int row = row0 + 8 * r + lane() / 4;
+                const float factor = row < p.batch ? p.row_factor[row] : 0.0f;
+#pragma unroll
+                for (int j = 0; j < 2 * SUMS; ++j) z[r / 2][j / 2][r % 2 * 2 + j % 2] *= factor;
+            }
+        }
+#pragma unroll
+        for (int step = 0; step < CHUNK / S::DEPTH; ++step) {
+            Left left[M];
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                K::left_of_sums(left[m], z[m] + step * S::DEPTH / 8);
+                K::store(left[m], g() + (row0 + 16 * m) * S::G_STRIDE + (column + step * S::DEPTH) * int(sizeof(T)),
+                         S::G_STRIDE);
+            }
+            if (!p.slabs) continue;
+            const unsigned char* rows = from + step * S::DEPTH * S::W_STRIDE;
+#pragma unroll
+            for (int c = 0; c < S::COLUMNS / 16; ++c) add_product(&grad_x[0][2 * c], S::COLUMNS / 8, left, rows + c * 16 * int(sizeof(T)));
+            if (p.basis) add_product(&grad_coef[0][0], 2, left, rows + S::STEPS * STEP_BYTES);
+        }
+    }
+
+    // 16 columns: sums[m] += left[m] times rows of the tile
+    __device__ __forceinline__ void add_product(Sum* sums, int next, const Left (&left)[M], const unsigned char* rows) {
+        Right right;
+        K::right_of_rows(right, rows, S::W_STRIDE);
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) multiply(sums[m * next + j], left[m], right[j], T{});
+    }
+
+    // g^T x of a tile: 32 labels and PART_COLUMNS columns of it; and the sums of g over the rows.
+    __device__ __forceinline__ void write_gradients(int label) const {
+        constexpr int N = S::PART_COLUMNS / 8;
+        const int warp = thread() / 32, part = warp % S::PARTS * 32, column0 = warp / S::PARTS * S::PART_COLUMNS;
+        const int rows = label + part < last ? p.batch : 0;
+        const bool sums_bias = p.grad_bias && column0 == 0;
+        Sum sums[2][N] = {}, of_rows[2] = {};
+#pragma unroll 2
+        for (int row = 0; row < rows; row += S::DEPTH) {
+            Left left[2];
+#pragma unroll
+            for (int m = 0; m < 2; ++m)
+                K::left_of_columns(left[m], g() + row * S::G_STRIDE + (part + 16 * m) * int(sizeof(T)), S::G_STRIDE);
+            if (p.grad_weight) {
+#pragma unroll
+                for (int n = 0; n < N; n += 2) {
+                    Right right;
+                    K::right_of_rows(right, shared + row * S::X_STRIDE + (column0 + 8 * n) * int(sizeof(T)), S::X_STRIDE);
+#pragma unroll
+                    for (int m = 0; m < 2; ++m)
+#pragma unroll
+                        for (int j = 0; j < 2 && n + j < N; ++j) multiply(sums[m][n + j], left[m], right[j], T{});
+                }
+            }
+            if (sums_bias) {
+                uint32_t ones[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) ones[i] = ones_of_rows(row, i);
+#pragma unroll
+                for (int m = 0; m < 2; ++m) multiply(of_rows[m], left[m], ones, T{});
+            }
+        }
+        const float scale = p.out_scale ? p.scale * *p.out_scale : p.scale;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const int at = label + part + 8 * r + lane() / 4;
+            if (at < last && p.grad_weight) write_row<N>(int64_t(at) * p.slack, column0 + lane() % 4 * 2, sums[r / 2], r % 2 * 2, scale);
+            if (at < last && sums_bias && lane() % 4 == 0)
+                put<T>(p.grad_bias, p.wide, p.accumulate, at, scale * of_rows[r / 2][r % 2 * 2]);
+        }
+    }
+
+    // Numbers i and i + 1 of N sums, which are columns `column` + 8 n and the next of the row of grad_weight at `row`.
+    template <int N>
+    __device__ __forceinline__ void write_row(int64_t row, int column, const Sum (&sums)[N], int i, float scale) const {
+        if (p.pairs) {
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+                if (column + 8 * n < p.slack)
+                    put_pair<T>(p.grad_weight, p.wide, row + column + 8 * n, scale * sums[n][i], scale * sums[n][i + 1]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 2 * N; ++j)
+                if (column + j / 2 * 8 + j % 2 < p.slack)
+                    put<T>(p.grad_weight, p.wide, p.accumulate, row + column + j / 2 * 8 + j % 2, scale * sums[j / 2][i + j % 2]);
+        }
+    }
+
+    // A right operand of ones: register i of the step that begins at `row`, zero beyond the batch.
+    __device__ __forceinline__ uint32_t ones_of_rows(int row, int i) const {
+        if (sizeof(T) == 4) return row + lane() % 4 * 2 + i < p.batch ? __float_as_int(1.0f) : 0;
+        const int at = row + lane() % 4 * 2 + 8 * i;
+        return pack(at < p.batch ? 1.0f : 0.0f, at + 1 < p.batch ? 1.0f : 0.0f, T{});
+    }
+
+    __device__ __forceinline__ void write_sums() {
+        const int64_t block = blockIdx.x;
+        losses.take_logarithms();
+#pragma unroll
+        for (int r = 0; r < 2 * M; ++r) {
+            float& sum = losses.sum[r];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        }
+        // As the first of 16 columns they meet as the others do.
+        Sum rows[M][2] = {};
+#pragma unroll
+        for (int r = 0; r < 2 * M; ++r) rows[r / 2][0][r % 2 * 2] = losses.sum[r];
+        auto* sums = reinterpret_cast<float*>(w(0));  // [ROWS]
+        finish_columns<S>(g(), rows, row0, label_warp, [&](int row, int column, float value) {
+            if (column == 0) sums[row] = value;
+        });
+        __syncthreads();
+        for (int row = thread(); row < p.batch; row += THREADS) p.row_sums[block * p.batch + row] = sums[row];
+        if (thread() < 32) {
+            double total = 0;
+            for (int row = thread(); row < p.batch; row += 32) total += double(sums[row]);
+#pragma unroll
+            for (int step = 16; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
+            if (thread() == 0) p.totals[block] = total;
+        }
+        if (!p.slabs) return;
+#pragma unroll
+        for (int c = 0; c < S::COLUMNS / 16; ++c) {
+            Sum sums[M][2];
+#pragma unroll
+            for (int m = 0; m < M; ++m)
+#pragma unroll
+                for (int i = 0; i < 8; ++i) sums[m][i / 4][i % 4] = grad_x[m][2 * c + i / 4][i % 4];
+            finish_columns<S>(g(), sums, row0, label_warp, [&](int row, int column, float value) {
+                if (row < p.batch && 16 * c + column < p.slack)
+                    p.slabs[(block * p.batch + row) * p.slack + 16 * c + column] = value;
+            });
+        }
+        if (!p.grad_coef) return;
+        finish_columns<S>(g(), grad_coef, row0, label_warp, [&](int row, int column, float value) {
+            if (row < p.batch)
+                p.grad_coef[(int64_t(row) * gridDim.x + blockIdx.x) * S::RANK + column] = narrow<T>(value);
+        });
+    }
+
+    __device__ __forceinline__ void run() {
+        load_x();
+        const int row = row0 + lane();
+        Cursor cursor(p.loss.targets, row, lane() < S::WARP_ROWS && row < p.batch, first);
+        if (thread() < S::TILE)
+            bias(0)[thread()] = p.bias && first + thread() < last ? widen(p.bias[first + thread()]) : 0.0f;
+        int buffer = 0;
+        for (int label = first; label < last; label += S::TILE, buffer ^= 1) {
+            wait_for_copies();
+            __syncthreads();  // the tile is there; g and the other tile have been read
+            const int next = label + S::TILE;
+            float next_bias = 0;
+            if (next < last) {
+                fetch(next, buffer ^ 1);
+                if (p.bias && thread() < S::TILE && next + thread() < last) next_bias = widen(p.bias[next + thread()]);
+            }
+            if (row0 < p.batch) {
+#pragma unroll 1
+                for (int column = label_warp * CHUNK; column < S::TILE; column += S::LABEL_WARPS * CHUNK)
+                    if (label + column < last) chunk(label + column, column, buffer, cursor);
+            }
+            if (thread() < S::TILE) bias(buffer ^ 1)[thread()] = next_bias;
+            __syncthreads();
+            if (p.grad_weight || p.grad_bias) write_gradients(label);
+        }
+        write_sums();
+    }
+};
+
+template <class S>
+__global__ void __launch_bounds__(THREADS, 1) fused_loss_kernel(const FusedLossArgs<typename S::Scalar> p) {
+    SK_DYNAMIC_SHARED(memory);
+    FusedLoss<S>(p, memory).run();
 }
 
+}  // namespace
 }  // namespace sk

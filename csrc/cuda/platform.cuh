@@ -7,7 +7,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <mma.h>
 // Dynamic shared memory of a block; a macro because the shim keeps one buffer per simulated block.
 #define SK_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #define SK_LAUNCH(kernel, grid, threads, bytes, stream, args) kernel<<<grid, threads, bytes, stream>>>(args)
@@ -19,16 +18,10 @@
 
 namespace sk {
 
-// The number of this thread in its block.  Asked for anew each time: a kernel of several phases would otherwise work out
-// every address that depends on it at its start, and run out of registers.
-__device__ __forceinline__ int thread() {
-#if defined(__CUDA_ARCH__)
-    int number;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
-    return number;
-#else
-    return static_cast<int>(threadIdx.x);
-#endif
-}
+constexpr int THREADS = 256;  // per block
+constexpr int WARPS = THREADS / 32;
+
+__device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int lane() { return thread() % 32; }
 
 }  // namespace sk

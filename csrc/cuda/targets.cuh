@@ -1,43 +1,72 @@
-// Targets of a group of rows and a tile: label sets as 64 bits per row, or numbers in memory.
+// Targets: label sets, of which every lane follows one row with a cursor, or numbers in memory.
 #pragma once
 
-#include "tile.cuh"
+#include "types.cuh"
 
 namespace sk {
 
-template <class K>
-struct TargetArgs {
-    int sparse;                    // targets are indices and at; dense otherwise
-    const int64_t* indices;        // [nnz] sorted labels of each row
-    const int32_t* at;             // [tiles + 1, batch]: where the positives of a row enter a tile
-    int64_t label_start;           // what to subtract from an index
-    const typename K::Acc* dense;  // [batch, labels] with a row stride
-    int64_t dense_stride;
+enum class Dense : int { none, f64, f32, f16, bf16, i64, i32, i16, i8, u8 };
 
-    __device__ __forceinline__ typename K::Acc of(const uint32_t* bits, int r, int column, int64_t row,
-                                                  int64_t label) const {
-        using Acc = typename K::Acc;
-        return sparse ? Acc(bits[2 * r + column / 32] >> column % 32 & 1u) : dense[row * dense_stride + label];
+struct TargetArgs {
+    const int64_t* indices;  // [nnz] global labels, ascending in each row; null: dense
+    const int64_t* offsets;  // [batch + 1]
+    int64_t label_start;     // the global label of label 0
+    const void* dense;       // [batch, labels], rows dense_stride numbers apart
+    int64_t dense_stride;
+    Dense type;
+
+    __device__ __forceinline__ float number(int64_t at) const {
+        switch (type) {
+            case Dense::f64: return widen(static_cast<const double*>(dense)[at]);
+            case Dense::f32: return static_cast<const float*>(dense)[at];
+            case Dense::f16: return widen(static_cast<const __half*>(dense)[at]);
+            case Dense::bf16: return widen(static_cast<const __nv_bfloat16*>(dense)[at]);
+            case Dense::i64: return static_cast<float>(static_cast<const int64_t*>(dense)[at]);
+            case Dense::i32: return static_cast<float>(static_cast<const int32_t*>(dense)[at]);
+            case Dense::i16: return static_cast<float>(static_cast<const int16_t*>(dense)[at]);
+            case Dense::i8: return static_cast<float>(static_cast<const int8_t*>(dense)[at]);
+            default: return static_cast<float>(static_cast<const uint8_t*>(dense)[at]);
+        }
     }
 };
 
-// The positives of each row of the group that fall into the tile, as 64 bits per row: one thread per row.
-template <class K>
-__device__ __forceinline__ void mark_positives(const TargetArgs<K>& p, int64_t batch, uint32_t* bits, int tile,
-                                               int row0) {
-    const int r = thread();
-    if (!p.sparse || r >= K::ROWS) return;
-    uint32_t word[2] = {0, 0};
-    if (row0 + r < batch) {
-        const int32_t end = p.at[(int64_t(tile) + 1) * batch + row0 + r];
-        for (int32_t i = p.at[tile * batch + row0 + r]; i < end; ++i) {
-            const int column = static_cast<int>(p.indices[i] - p.label_start - int64_t(tile) * TILE);
-            if (column < 32) word[0] |= 1u << column;
-            else word[1] |= 1u << (column - 32);
+// Walks through the positives of one row, from `first` on.
+class Cursor {
+  public:
+    __device__ __forceinline__ Cursor(const TargetArgs& targets, int row, bool real, int first)
+        : start_(targets.label_start) {
+        if (!real || !targets.indices) return;
+        const int64_t* low = targets.indices + targets.offsets[row];
+        const int64_t* high = end_ = targets.indices + targets.offsets[row + 1];
+        while (low < high) {
+            const int64_t* middle = low + (high - low) / 2;
+            if (*middle < start_ + first) low = middle + 1;
+            else high = middle;
         }
+        at_ = low;
+        look();
     }
-    bits[2 * r] = word[0];
-    bits[2 * r + 1] = word[1];
-}
+
+    // The positives among the 32 labels from `first` on, as bits. `first` never decreases.
+    __device__ __forceinline__ uint32_t word(int first) {
+        uint32_t bits = 0;
+        while (next_ < first + 32) {
+            if (next_ >= first) bits |= 1u << (next_ - first);
+            ++at_;
+            look();
+        }
+        return bits;
+    }
+
+  private:
+    const int64_t *at_ = nullptr, *end_ = nullptr;
+    int64_t start_;
+    int next_ = INT32_MAX;  // the label at the cursor
+
+    __device__ __forceinline__ void look() {
+        const int64_t label = at_ < end_ ? *at_ - start_ : INT32_MAX;
+        next_ = label < INT32_MAX ? static_cast<int>(label) : INT32_MAX;
+    }
+};
 
 }  // namespace sk

@@ -1,23 +1,30 @@
-"""The CUDA backend: the kernels of ``csrc/cuda`` on torch's tensors, memory and current stream."""
+"""The CUDA backend: the flash kernel of ``csrc/cuda`` on torch's tensors, memory and current stream.
+
+It has the fused loss alone, where ``flash_pass`` applies and up to 64 slack columns; other operations and shapes are
+refused by name.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..losses import ColumnLoss, ConfusionParams, ElementwiseLoss
-from . import cuda_support
-from .gpu_backend import GPUBackend
-from .gpu_kernels import Columns, Elementwise, GPUKernels, Gradients, Targets, tf32_allowed
-from .gpu_tiles import Chunk
-from .interface import BackendError, LMLSteps, Operation, accumulate_dtype
+from ..labels import LabelSets
+from ..layer import Layer
+from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
+from . import cuda_support, flash_pass
+from .flash_kernels import FlashLaunch, FlashSizes
+from .gpu_paths import LossShape
+from .interface import Backend, BackendError, ColumnResult, LMLSteps, LossCall, LossResult, Operation, gradient_dtype
+
+_INSTEAD = "use 'triton', 'torch' or 'auto'"
 
 
-class CUDABackend(GPUBackend):
+class CUDABackend(Backend):
     """The compiled kernels of ``csrc/cuda``."""
 
     name = "cuda"
@@ -42,15 +49,65 @@ class CUDABackend(GPUBackend):
         return super().refuses_device(device) or (_unsupported(device.index) if device.type == "cuda" else None)
 
     def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
-        if operation == "lml":
-            return "LML has no CUDA C++ kernel; use 'triton' or 'torch'"
+        if operation != "fused_loss":
+            what = {"lml": "LML", "column_loss": "column losses"}.get(operation, operation)
+            return f"there is no CUDA C++ kernel for {what}; {_INSTEAD}"
         return self.refuses_loss(loss)
 
-    def kernels(self) -> GPUKernels:
-        return CUDAKernels(_module())
+    def refuses_shape(self, shape: LossShape) -> str | None:
+        module = _module()
+        if shape.product is None:
+            reason = f"it multiplies bfloat16, float16, and float32 where torch allows tf32, not {shape.dtype}"
+        elif not 1 <= shape.slack <= module.WIDEST:
+            reason = f"it takes 1 to {module.WIDEST} slack columns, not {shape.slack}"
+        elif not shape.rows or not shape.labels:
+            return None
+        else:
+            sizes = _sizes(_kind(shape.dtype), shape.rows, shape.device.index or 0)
+            layer = Layer(torch.empty(shape.labels, 0, device="meta"), None, shape.meta)
+            reason = flash_pass.rank_refusal(layer, shape.dtype, sizes) or ""
+        return f"its kernel does not do this shape: {reason}; {_INSTEAD}" if reason else None
+
+    def fused_loss(self, call: LossCall) -> LossResult:
+        if not call.x.shape[0] or not call.layer.num_rows:
+            return _nothing(call)
+        shape = LossShape.of(call.x, call.layer.weight, call.layer.meta)
+        if (reason := self.refuses_shape(shape) or flash_pass.refusal(call)) is not None:
+            raise BackendError(f"backend 'cuda' was asked for, but {reason}")
+        params = call.loss.kernel_params()
+        assert isinstance(params, ElementwiseParams)
+        return flash_pass.fused_loss(call, params, CUDAKernels())
+
+    def column_loss(self, call: LossCall) -> ColumnResult:
+        self._refuse("column_loss")
+
+    def logits(self, x: Tensor, layer: Layer) -> Tensor:
+        self._refuse("logits")
+
+    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
+        self._refuse("logits_adjoint")
+
+    def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+        self._refuse("topk")
+
+    def predict(self, x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
+        self._refuse("predict")
 
     def lml(self) -> LMLSteps:
-        raise BackendError(str(self.refuses("lml")))
+        self._refuse("lml")
+
+    def _refuse(self, operation: Operation) -> NoReturn:
+        raise BackendError(str(self.refuses(operation)))
+
+
+def _nothing(call: LossCall) -> LossResult:
+    """Without rows or labels."""
+    tensors = (call.x, call.layer.weight, call.layer.bias)
+    grads = (
+        torch.zeros_like(tensor, dtype=gradient_dtype(tensor.dtype)) if need and tensor is not None else None
+        for need, tensor in zip(call.needs, tensors, strict=True)
+    )
+    return LossResult(torch.zeros(call.x.shape[0], dtype=torch.float64, device=call.x.device), *grads)
 
 
 @functools.cache
@@ -63,147 +120,78 @@ def _unsupported(device: int) -> str | None:
     return cuda_support.unsupported(_module(), device)
 
 
-@functools.cache
-def _resident_blocks(kind: str, device: int) -> int:
-    return _module().resident_blocks(kind, device)
+@functools.lru_cache(maxsize=256)
+def _sizes(kind: str, batch: int, device: int) -> FlashSizes:
+    module = _module()
+    return FlashSizes(module.TILE, module.rows_of_launch(kind, batch, device), module.processors(device))
 
 
 class CUDAKernels:
-    """The launchers of ``sigkernels._cuda``, which take addresses."""
+    """The launchers of ``sigkernels._cuda``, which take addresses. The kernel follows the sets by itself: no marks."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self.tile: int = module.TILE
-        self.longest_list: int = module.LONGEST_LIST
+    def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
+        return _sizes(_kind(x.dtype), x.shape[0], _where(x)[0])
 
-    def blocks(self, x: Tensor) -> int:
-        return _resident_blocks(_kind(x), _where(x)[0])
+    def mark(self, launch: FlashLaunch) -> None:
+        pass
 
-    def rows(self, x: Tensor) -> int:
-        return self._module.rows_per_group(_kind(x))
+    def fused_loss(self, launch: FlashLaunch) -> None:
+        _module().fused_loss(*_where(launch.x), self._flash(launch))
 
-    def parts(self, chunk: Chunk) -> int:
-        groups = -(-chunk.batch // self.rows(chunk.slack))
-        return min(max(self.blocks(chunk.slack) // groups, 1), chunk.tiles)
+    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, total: Tensor | None) -> None:
+        _module().finish(
+            *_where(launch.x),
+            self._flash(launch),
+            grad_x=_address(grad_x),
+            stride=0 if grad_x is None else grad_x.stride(0),
+            wide=grad_x is not None and grad_x.dtype == torch.float32,
+            rows=rows.data_ptr(),
+            total=_address(total),
+        )
 
-    def fused_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Elementwise) -> None:
-        self._module.fused_loss(
-            self._launch(chunk),
-            self._targets(targets, chunk),
-            self._gradients(gradients, chunk),
-            loss=launch.params.numbers(),
+    def _flash(self, launch: FlashLaunch) -> Any:
+        """A launch as the kernels see it; the caller keeps its tensors until the launch is under way."""
+        dense, x = launch.dense, launch.x
+        gradient = launch.grad_weight if launch.grad_weight is not None else launch.grad_bias
+        return _module().Flash(
+            _kind(x.dtype),
+            launch.params.numbers(),
+            x=x.data_ptr(),
+            weight=launch.weight.data_ptr(),
+            bias=_address(launch.bias),
+            basis=_address(launch.basis),
+            coef=_address(launch.coef),
+            x_stride=x.stride(0),
+            batch=x.shape[0],
+            labels=launch.weight.shape[0],
+            slack=x.shape[1],
+            block_labels=launch.block_labels,
+            blocks=launch.blocks,
+            indices=_address(launch.indices),
+            offsets=_address(launch.offsets),
+            dense=_address(dense),
+            dense_type="" if dense is None else str(dense.dtype).removeprefix("torch."),
+            dense_stride=0 if dense is None else dense.stride(0),
+            label_start=launch.label_start,
             label_weight=_address(launch.label_weight),
             pos_weight=_address(launch.pos_weight),
-            row_factor=launch.row_factor.data_ptr(),
+            row_factor=_address(launch.row_factor),
+            out_scale=_address(launch.out_scale),
+            scale=launch.scale,
+            wide=gradient is not None and gradient.dtype == torch.float32,
+            accumulate=launch.accumulate,
+            grad_weight=_address(launch.grad_weight),
+            grad_bias=_address(launch.grad_bias),
+            grad_coef=_address(launch.grad_coef),
+            slabs=_address(launch.slabs),
             row_sums=launch.row_sums.data_ptr(),
-            blocks=len(launch.row_sums),
-        )
-
-    def confusion_loss(self, chunk: Chunk, targets: Targets, gradients: Gradients, launch: Columns) -> None:
-        self._module.confusion_loss(
-            self._launch(chunk),
-            self._targets(targets, chunk),
-            self._gradients(gradients, chunk),
-            loss=_confusion_settings(launch.params, launch.scale, accumulate_dtype(chunk.slack.dtype)),
-            beta=_address(launch.beta),
-            eta=_address(launch.eta),
-            logits=launch.logits.data_ptr(),
-            values=launch.values.data_ptr(),
-            grad_beta=_address(launch.grad_beta),
-            grad_eta=_address(launch.grad_eta),
-            blocks=len(launch.values),
-        )
-
-    def add_slabs(self, slabs: Tensor, out: Tensor, scale: Tensor | None, accumulate: bool) -> None:
-        device, stream = _where(out)
-        self._module.add_slabs(
-            device=device,
-            stream=stream,
-            slabs=slabs.data_ptr(),
-            out=out.data_ptr(),
-            scale=_address(scale),
-            count=len(slabs),
-            size=out.numel(),
-            wide=out.dtype == torch.float64,
-            accumulate=accumulate,
-        )
-
-    def logits(self, chunk: Chunk, out: Tensor) -> None:
-        self._module.logits(self._launch(chunk), out=out.data_ptr(), out_stride=out.stride(0))
-
-    def topk(self, chunk: Chunk, m: int, keys: Tensor, labels: Tensor) -> None:
-        parts = keys.shape[1] // m
-        addresses = {"keys": keys.data_ptr(), "labels": labels.data_ptr()}
-        self._module.topk(self._launch(chunk), ranges=parts, m=m, **addresses)
-
-    def predict_count(self, chunk: Chunk, threshold: float, counts: Tensor) -> None:
-        self._module.predict_count(
-            self._launch(chunk), ranges=len(counts), threshold=threshold, counts=counts.data_ptr()
-        )
-
-    def predict_fill(self, chunk: Chunk, threshold: float, starts: Tensor, indices: Tensor) -> None:
-        self._module.predict_fill(
-            self._launch(chunk),
-            ranges=len(starts),
-            threshold=threshold,
-            starts=starts.data_ptr(),
-            label_start=chunk.layer.label_start,
-            indices=indices.data_ptr(),
-        )
-
-    def _launch(self, chunk: Chunk) -> Any:
-        """A chunk as the kernels see it; the caller keeps the chunk until the launch is under way."""
-        factors, device, stream = chunk.factors, *_where(chunk.slack)
-        return self._module.Launch(
-            device=device,
-            stream=stream,
-            dtype=_kind(chunk.slack),
-            x=chunk.slack.data_ptr(),
-            dft=chunk.dft.data_ptr(),
-            weight=chunk.layer.weight.data_ptr(),
-            bias=_address(chunk.layer.bias),
-            u=factors.u.data_ptr(),
-            v=factors.v.data_ptr(),
-            turn=factors.turn.data_ptr(),
-            batch=chunk.batch,
-            labels=chunk.layer.num_rows,
-            slack=chunk.slack.shape[1],
-            rank=factors.rank,
-            even=factors.even,
-            columns=chunk.layer.dft_columns,
-            dft_stride=chunk.dft.shape[1],
-        )
-
-    def _targets(self, targets: Targets, chunk: Chunk) -> Any:
-        dense = targets.dense
-        return self._module.Targets(
-            sparse=dense is None,
-            indices=_address(targets.indices),
-            positions=_address(targets.at),
-            label_start=chunk.layer.label_start,
-            dense=_address(dense),
-            dense_stride=0 if dense is None else dense.stride(0),
-        )
-
-    def _gradients(self, gradients: Gradients, chunk: Chunk) -> Any:
-        weight = gradients.weight
-        return self._module.Gradients(
-            out_scale=_address(gradients.out_scale),
-            need_x=gradients.slabs is not None,
-            slabs=_address(gradients.slabs),
-            grad_weight=_address(weight),
-            grad_weight_narrow=weight is not None and weight.dtype != accumulate_dtype(chunk.slack.dtype),
-            grad_bias=_address(gradients.bias),
-            accumulate=gradients.accumulate,
-            scratch=_address(gradients.scratch),
+            totals=launch.totals.data_ptr(),
         )
 
 
-def _kind(x: Tensor) -> str:
-    """What the kernels call a dtype: float32 follows torch's setting for tf32."""
-    if x.dtype == torch.float32 and tf32_allowed():
-        return "tf32"
-    return str(x.dtype).removeprefix("torch.")
+def _kind(dtype: torch.dtype) -> str:
+    """What the kernels call a dtype: they multiply float32 as tf32."""
+    return "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
 
 
 def _where(x: Tensor) -> tuple[int, int]:
@@ -215,9 +203,3 @@ def _where(x: Tensor) -> tuple[int, int]:
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def _confusion_settings(params: ConfusionParams, scale: float, dtype: torch.dtype) -> dict[str, float]:
-    """The fields of ``ConfusionParams`` in ``csrc/core/confusion.h``."""
-    labels = {"beta": params.number("beta"), "eta": params.number("eta")}
-    return params.numbers() | labels | {"tiny": torch.finfo(dtype).tiny, "scale": scale}

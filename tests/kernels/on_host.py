@@ -27,7 +27,7 @@ def load(path: Path) -> ModuleType:
 
 def patched(kernels: ModuleType, set_attribute: Callable[[object, str, Any], None]) -> CUDABackend:
     """The CUDA backend with ``kernels`` as its compiled module and CPU tensors allowed."""
-    cuda._resident_blocks.cache_clear()
+    cuda._sizes.cache_clear()
     set_attribute(cuda, "_module", lambda: kernels)
     set_attribute(CUDABackend, "unavailable", lambda self: None)
     set_attribute(CUDABackend, "devices", lambda self: ("cpu",))

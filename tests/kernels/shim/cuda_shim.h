@@ -3,7 +3,8 @@
 // Every thread of a block is a fiber.  A fiber runs until it waits (at a barrier, a shuffle, a warp-wide matrix
 // instruction) or ends; the order in which fibers and blocks run is SHIM_ORDER: forward, reverse or random:<seed>.
 // Waiting for a thread that cannot come any more, a misaligned matrix and the like end the run with a message.
-// Not modelled: the memory model between barriers, rounding of the GPU's libm, the layout of fragments.
+// A copy that nobody has waited for has not arrived.
+// Not modelled: the memory model between barriers, rounding of the GPU's libm.
 #pragma once
 
 #include <math.h>
@@ -14,7 +15,7 @@
 
 #include <cmath>
 #include <functional>
-#include <type_traits>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -34,7 +35,7 @@ namespace shim {
 
 struct alignas(64) Warp {
     uint64_t slot[32];                  // one number per lane, for shuffles
-    float left[16 * 16], right[16 * 16];  // the operands of a matrix instruction
+    float left[16 * 16], right[8 * 16];  // the operands of a matrix instruction
 };
 
 struct Block {
@@ -43,9 +44,16 @@ struct Block {
     Warp* warps;
 };
 
+struct Copy {
+    void* to;
+    const void* from;
+    int bytes;
+};
+
 struct Thread {
     dim3 index;
     Block* block;
+    std::vector<Copy> copies;  // that were begun and not waited for
 };
 
 extern Thread* current;
@@ -88,10 +96,6 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
     return shim::exchange(value, shim::lane() ^ mask);
 }
-template <class T>
-T __shfl_up_sync(unsigned, T value, int delta) {
-    return shim::exchange(value, shim::lane() < delta ? shim::lane() : shim::lane() - delta);
-}
 inline unsigned __ballot_sync(unsigned, bool vote) {
     shim::warp().slot[shim::lane()] = vote;
     shim::wait_warp();
@@ -100,8 +104,8 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     shim::wait_warp();
     return votes;
 }
-inline int __ffs(unsigned v) { return __builtin_ffs(int(v)); }
-inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 inline int __float_as_int(float v) {
     int bits;
     memcpy(&bits, &v, 4);
@@ -111,11 +115,6 @@ inline float __int_as_float(int bits) {
     float v;
     memcpy(&v, &bits, 4);
     return v;
-}
-inline long long __double_as_longlong(double v) {
-    long long bits;
-    memcpy(&bits, &v, 8);
-    return bits;
 }
 
 // --- 16-bit numbers -------------------------------------------------------------------------------------------------
@@ -154,94 +153,94 @@ inline __half __float2half_rn(float v) {
     return {uint16_t(sign | bits)};
 }
 
-// --- nvcuda::wmma: elements of a fragment are dealt out to the lanes, so that only a whole warp can multiply -----------
-
-namespace nvcuda {
-namespace wmma {
-
-struct matrix_a {};
-struct matrix_b {};
-struct accumulator {};
-struct row_major {};
-struct col_major {};
-namespace precision {
-struct tf32 {};
-}
-enum layout_t { mem_row_major, mem_col_major };
-
-inline float __float_to_tf32(float v) { return __int_as_float((__float_as_int(v) + 0x1000) & ~0x1fff); }
-
-inline float number(float v) { return v; }
-inline float number(__half v) { return __half2float(v); }
-inline float number(__nv_bfloat16 v) { return __bfloat162float(v); }
-
-template <class Use, int M, int N, int K, class T, class Layout = void>
-struct fragment {
-    using Stored = std::conditional_t<std::is_same<T, precision::tf32>::value, float, T>;
-    static constexpr int rows = std::is_same<Use, matrix_b>::value ? K : M;
-    static constexpr int columns = std::is_same<Use, matrix_a>::value ? K : N;
-    static constexpr int num_elements = rows * columns / 32;
-    Stored x[num_elements];
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x = 0, y = 0, z = 0, w = 0;
+};
+struct alignas(8) float2 {
+    float x, y;
 };
 
-inline void check_matrix(const void* at, int ld, size_t size) {
-    if (reinterpret_cast<uintptr_t>(at) % 32) shim::fail("a matrix for a warp must start at a multiple of 32 bytes");
-    if (ld * size % 16) shim::fail("the leading dimension of a matrix must be a multiple of 16 bytes");
-}
+// --- the functions of csrc/cuda/warp.cuh, with the fragment layouts of the PTX manual -----------------------------------
 
-template <class Use, int M, int N, int K, class T, class Layout>
-void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f, const typename fragment<Use, M, N, K, T, Layout>::Stored* from,
-                      int ld) {
-    using F = fragment<Use, M, N, K, T, Layout>;
-    check_matrix(from, ld, sizeof(*from));
-    for (int i = 0; i < F::num_elements; ++i) {
-        const int e = shim::lane() + 32 * i, r = e / F::columns, c = e % F::columns;
-        f.x[i] = from[std::is_same<Layout, row_major>::value ? r * ld + c : c * ld + r];
+namespace sk {
+
+// A lane's four words, word i of which `of(row of matrix i, column)` puts together.
+template <class Of>
+void load_matrices_as(uint32_t (&to)[4], const void* row, Of of) {
+    if (reinterpret_cast<uintptr_t>(row) % 16) shim::fail("a row for ldmatrix must start at a multiple of 16 bytes");
+    shim::warp().slot[shim::lane()] = reinterpret_cast<uintptr_t>(row);
+    shim::wait_warp();
+    for (int i = 0; i < 4; ++i) {
+        const auto half = [i](int r, int c) {
+            return uint32_t(reinterpret_cast<const uint16_t*>(shim::warp().slot[8 * i + r])[c]);
+        };
+        to[i] = of(half);
     }
+    shim::wait_warp();
+}
+inline void load_matrices(uint32_t (&to)[4], const void* row) {
+    const int r = shim::lane() / 4, c = shim::lane() % 4 * 2;
+    load_matrices_as(to, row, [=](auto at) { return at(r, c) | at(r, c + 1) << 16; });
+}
+inline void load_transposed(uint32_t (&to)[4], const void* row) {
+    const int c = shim::lane() / 4, r = shim::lane() % 4 * 2;
+    load_matrices_as(to, row, [=](auto at) { return at(r, c) | at(r + 1, c) << 16; });
 }
 
-template <int M, int N, int K>
-void store_matrix_sync(float* to, const fragment<accumulator, M, N, K, float>& f, int ld, layout_t layout) {
-    check_matrix(to, ld, sizeof(*to));
-    for (int i = 0; i < f.num_elements; ++i) {
-        const int e = shim::lane() + 32 * i, r = e / N, c = e % N;
-        to[layout == mem_row_major ? r * ld + c : c * ld + r] = f.x[i];
-    }
-}
+inline float number(uint32_t word, int half, __nv_bfloat16) { return __bfloat162float({uint16_t(word >> 16 * half)}); }
+inline float number(uint32_t word, int half, __half) { return __half2float({uint16_t(word >> 16 * half)}); }
+inline float number(uint32_t word, int, float) { return __int_as_float(int(word & ~0x1fffu)); }  // digits are cut off
 
-template <class F>
-void fill_fragment(F& f, float v) {
-    for (int i = 0; i < F::num_elements; ++i) f.x[i] = v;
-}
-
-template <class T, class F>
-void publish(const F& f, float* to) {
-    for (int i = 0; i < F::num_elements; ++i) {
-        const float v = number(f.x[i]);
-        if (std::is_same<T, precision::tf32>::value && v == v && (__float_as_int(v) & 0x1fff))
-            shim::fail("a tf32 fragment holds a number that was not rounded to tf32");
-        to[shim::lane() + 32 * i] = v;
-    }
-}
-
-template <int M, int N, int K, class T, class LA, class LB>
-void mma_sync(fragment<accumulator, M, N, K, float>& d, const fragment<matrix_a, M, N, K, T, LA>& a,
-              const fragment<matrix_b, M, N, K, T, LB>& b, const fragment<accumulator, M, N, K, float>& c) {
+// m16n8k16 of 16-bit numbers, m16n8k8 of tf32: PER numbers in a word, 4 words across the lanes of a row.
+template <class T>
+void multiply(float (&sum)[4], const uint32_t (&left)[4], const uint32_t (&right)[2], T type) {
+    constexpr int PER = sizeof(T) == 2 ? 2 : 1, DEPTH = 8 * PER;
     shim::Warp& w = shim::warp();
-    publish<T>(a, w.left);
-    publish<T>(b, w.right);
+    const int lane = shim::lane();
+    for (int i = 0; i < 4; ++i)
+        for (int h = 0; h < PER; ++h)
+            w.left[(lane / 4 + i % 2 * 8) * 16 + (lane % 4) * PER + h + i / 2 * 4 * PER] = number(left[i], h, type);
+    for (int i = 0; i < 2; ++i)
+        for (int h = 0; h < PER; ++h)
+            w.right[lane / 4 * 16 + (lane % 4) * PER + h + i * 4 * PER] = number(right[i], h, type);
     shim::wait_warp();
-    for (int i = 0; i < d.num_elements; ++i) {
-        const int e = shim::lane() + 32 * i, r = e / N, column = e % N;
-        float sum = c.x[i];
-        for (int k = 0; k < K; ++k) sum += w.left[r * K + k] * w.right[k * N + column];
-        d.x[i] = sum;
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < DEPTH; ++k) sum[i] += w.left[row * 16 + k] * w.right[column * 16 + k];
     }
     shim::wait_warp();
 }
 
-}  // namespace wmma
-}  // namespace nvcuda
+// Nothing arrives before it is waited for.
+template <int BYTES>
+void copy_async(void* to, const void* from) {
+    if (reinterpret_cast<uintptr_t>(to) % BYTES || reinterpret_cast<uintptr_t>(from) % BYTES)
+        shim::fail("cp.async needs addresses that are multiples of its size");
+    shim::current->copies.push_back({to, from, BYTES});
+}
+inline void wait_for_copies() {
+    for (const auto& copy : shim::current->copies) memcpy(copy.to, copy.from, size_t(copy.bytes));
+    shim::current->copies.clear();
+}
+
+inline float exp2_fast(float v) { return exp2f(v); }
+inline float reciprocal_fast(float v) { return 1 / v; }
+inline uint32_t round_tf32(float v) {
+    const auto bits = uint32_t(__float_as_int(v));
+    return v - v == 0 ? (bits + 0x1000u) & ~0x1fffu : bits;
+}
+inline uint32_t pack(float low, float high, __nv_bfloat16) {
+    return __float2bfloat16_rn(low).bits | uint32_t(__float2bfloat16_rn(high).bits) << 16;
+}
+inline uint32_t pack(float low, float high, __half) {
+    return __float2half_rn(low).bits | uint32_t(__float2half_rn(high).bits) << 16;
+}
+inline uint32_t pack(float, float, float) { return 0; }
+
+}  // namespace sk
 
 // --- the runtime: one device, always ready --------------------------------------------------------------------------
 
@@ -288,19 +287,15 @@ inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSucce
 inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-    if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) return *value = 163 * 1024, cudaSuccess;
-    if (attribute != cudaDevAttrMultiProcessorCount) return *value = 8, cudaSuccess;
-    const char* told = getenv("SHIM_PROCESSORS");
-    return *value = told ? atoi(told) : 3, cudaSuccess;
+    const bool shared = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
+    if (!shared && attribute != cudaDevAttrMultiProcessorCount) return *value = 8, cudaSuccess;
+    const char* set = getenv(shared ? "SHIM_SHARED" : "SHIM_PROCESSORS");
+    return *value = set ? atoi(set) : shared ? 163 * 1024 : 3, cudaSuccess;
 }
 template <class F>
 cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int) {
     ++shim::attributes_set;
     return cudaSuccess;
-}
-template <class F>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F, int, int) {
-    return *blocks = 1, cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     strcpy(p->name, "host shim");
