@@ -189,7 +189,7 @@ def reference(run: dict[str, Any]) -> None:
     for key in narrow:
         cells = [_last(by_prior[prior][key], "f1_at_5") if key in by_prior[prior] else "–" for prior in priors]
         lines.append(f"| {KINDS[key[0]][0].format(key[1])} | " + " | ".join(cells) + " |")
-    note = f"F1@5, {epochs} epochs; with ±: over several seeds, without: one seed: "
+    note = f"F1@5, {epochs} epochs, three seeds, mean ± deviation: "
     fill("docs/choosing.md", "prior", "\n".join(lines) + f"\n\n{note}" + source(run))
 
 
