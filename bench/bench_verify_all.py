@@ -54,6 +54,12 @@ def learn(n: int, d: int, steps: int, batch: int = 2048, seed: int = 0) -> np.nd
     return torch.nn.functional.normalize(weight, dim=1).detach().numpy()
 
 
+def circle(n: int) -> np.ndarray:
+    """Waves of one and two periods around n documents [n, 4]: every pair of neighbours or not comes first somewhere."""
+    angle = 2 * np.pi * np.arange(n) / n
+    return np.stack([np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)], axis=1)
+
+
 def measure(name: str, classifier, **options) -> dict:
     """Decide all pairs and prove them again."""
     began = time.process_time()
@@ -74,7 +80,7 @@ def measure(name: str, classifier, **options) -> dict:
 
 
 def main() -> None:
-    """Closed forms at two sizes, then learned embeddings."""
+    """Closed forms at two sizes, four waves, then learned embeddings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=240, help="documents")
     parser.add_argument("--d", type=int, nargs="*", default=[4, 6, 8, 10, 15, 30], help="widths of learned embeddings")
@@ -84,6 +90,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     rows = [measure(f"DFT k=2, n={n}", DFTHead(5, n, 2)) for n in (args.n, 46)]
+    rows.append(measure(f"the same columns but the constant one, as a plain matrix, n={args.n}, d=4", circle(args.n)))
     for d in args.d:
         rows.append(measure(f"learned, n={args.n}, d={d}", learn(args.n, d, args.steps), radius=args.radius))
     OUT.mkdir(parents=True, exist_ok=True)

@@ -207,6 +207,7 @@ def test_two_heads_need_a_name(files, capsys):
         ("w.npy", "yes.txt", ("--threshold", "1.5"), "strictly between 0 and 1"),
         ("w.npy", "yes.txt", ("--threshold", "high"), "high: no such file"),
         ("w.npy", "yes.txt", ("--rule", "topk", "--threshold", "0.5"), "leave threshold=None"),
+        ("w.npy", "yes.txt", ("--weight", "head"), "no array 'head' (it has: one, without a name)"),
         ("w.npy", "yes.txt", ("--rule", "argmax"), "predicts exactly one"),
         ("two-biases.npz", "yes.txt", (), "which of bias, b is the bias?"),
         ("turned.npz", "yes.txt", (), "if the matrix is [features, labels], save its transpose"),
@@ -361,6 +362,15 @@ def test_a_report_never_overwrites_an_input(files, capsys):
         assert (files / name).read_bytes() == before
 
 
+@pytest.mark.parametrize("option", ("--out", "--repair"))
+@pytest.mark.parametrize(("given", "text"), (("--names", "cat\n" * 12), ("--threshold", "0.3 " * 12)))
+def test_nor_the_names_nor_the_thresholds(files, capsys, option, given, text):
+    (files / "given.txt").write_text(text)
+    assert call(files / "w.npy", files / "no.txt", given, files / "given.txt", option, files / "given.txt") == 2
+    assert "is an input of this command" in capsys.readouterr().err
+    assert (files / "given.txt").read_text() == text
+
+
 @pytest.mark.parametrize("out", ("missing/report.npz", "."))
 def test_a_report_that_cannot_be_written_is_refused_before_the_proving(files, capsys, monkeypatch, out):
     monkeypatch.setattr(
@@ -436,6 +446,20 @@ def test_a_saved_report_of_a_dft_head_is_proved_again(files):
 def test_what_is_no_report_is_refused(files, name):
     with pytest.raises(ValueError, match=r"no such file|not a verification report|is a directory"):
         check_report(files / name)
+
+
+@pytest.mark.parametrize("option", (("--weight", "W"), ("--bias", "b"), ("--no-bias",), ("--dft", "2")))
+def test_options_about_weights_that_are_not_given_are_refused(files, option):
+    call(files / "w.npy", files / "yes.txt", "--out", files / "r.npz")
+    with pytest.raises(ValueError, match=f"{option[0]} is about the file WEIGHTS"):
+        check_report(files / "r.npz", *option)
+
+
+def test_a_report_without_its_matrix_says_where_to_name_it(files):
+    sk.verify(W, YES).save(files / "r.npz", matrix=False)
+    with pytest.raises(ValueError, match="or WEIGHTS on the command line"):
+        check_report(files / "r.npz")
+    assert check_report(files / "r.npz", files / "w.npy") == 0
 
 
 def test_codes_of_a_head_are_never_taken_for_a_larger_k(files, capsys):

@@ -48,6 +48,9 @@ def test_bad_names(tmp_path, capsys):
     files = [str(tmp_path / f) for f in ("w.npy", "sets.txt")]
     assert main(["verify", *files, "--names", str(tmp_path / "names.txt")]) == 2
     assert "holds 2 names for 4 labels" in capsys.readouterr().err
+    (tmp_path / "names.json").write_text('["cat", "dog", 3, "bird"]')
+    assert main(["verify", *files, "--names", str(tmp_path / "names.json")]) == 2
+    assert "holds 3 among the names of the labels" in capsys.readouterr().err
 
 
 def documented_entries():

@@ -145,7 +145,8 @@ def _which_matrix(path: str, arrays: dict[str, Any], key: str | None) -> str:
 
 def _named(path: str, arrays: dict[str, Any], key: str) -> str:
     if key not in arrays:
-        raise BadFile(f"{path}: holds no array {key!r} (it has: {', '.join(sorted(arrays)[:8])})")
+        shown = ", ".join(sorted(arrays)[:8]) or "one, without a name"
+        raise BadFile(f"{path}: holds no array {key!r} (it has: {shown})")
     return key
 
 

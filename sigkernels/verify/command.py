@@ -96,7 +96,7 @@ def _verify(args: argparse.Namespace) -> int:
     from .pipeline import verify
 
     gate = Gate.of(args.allow, args.min_sets)
-    inputs = (args.weights, args.labels)
+    inputs = tuple(name for name in (args.weights, args.labels, args.names, args.threshold) if name)
     out = None if args.out is None else _writable("--out", args.out, inputs)
     columns = None if args.repair is None else _writable("--repair", args.repair, inputs)
     if out is not None and columns is not None and out.absolute() == columns.absolute():

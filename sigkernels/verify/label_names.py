@@ -31,8 +31,11 @@ def read_names(file: Path, num_labels: int) -> list[str]:
         names = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadFile(f"{file}: is neither a line of text for each label nor a JSON list: {error}") from None
-    if not all(isinstance(name, str) for name in names) or len(names) != num_labels:
+    if len(names) != num_labels:
         raise BadFile(f"{file}: holds {len(names)} names for {num_labels} labels; give one text for each label")
+    other = next((name for name in names if not isinstance(name, str)), None)
+    if other is not None:
+        raise BadFile(f"{file}: holds {other!r} among the names of the labels; give one text for each label")
     return names
 
 

@@ -81,7 +81,9 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
     except (ValueError, TypeError, KeyError) as error:
         raise _unusable(path, error) from None
     if head_or_matrix is None and "weight" not in data:
-        raise ValueError(f"{path} was saved without its matrix: pass head_or_matrix= to load it")
+        raise ValueError(
+            f"{path} was saved without its matrix: pass head_or_matrix= to load it, or WEIGHTS on the command line"
+        )
     if head_or_matrix is not None:
         question, _ = as_question(head_or_matrix, bias, tol, box, rule, meta["domain"], meta["ball"])
         if _shape(question) != shape:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .classifier_file import StoredClassifier, add_array_options, load_output_layer
-from .files import existing_file
+from .files import BadFile, existing_file
 from .report import Report
 
 
@@ -24,6 +24,9 @@ def load_report(args: argparse.Namespace) -> tuple[Report, StoredClassifier | No
     """The report that these arguments name, about the layer in WEIGHTS where that is given; and that layer."""
     file = existing_file(args.report)
     if args.weights is None:
+        for option in ("weight", "bias", "no_bias", "dft"):
+            if getattr(args, option) not in (None, False):
+                raise BadFile(f"--{option.replace('_', '-')} is about the file WEIGHTS, and none is given")
         return Report.load(file), None
     classifier, layer = load_output_layer(args)
     return Report.load(file, classifier, layer.bias), layer
