@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sigkernels.codes import code_matrix, guarantee, guaranteed_size
-from sigkernels.verify import Verdict, pipeline, verify
+from sigkernels.labels import LabelSets
+from sigkernels.verify import Verdict, lp, pipeline, verify
 from sigkernels.verify.certificate import Certificate
 from sigkernels.verify.check import prove
 from sigkernels.verify.question import Question, dft_matrix
@@ -123,3 +124,23 @@ def test_saved_reports_carry_it(coded, tmp_path, matrix):
     assert loaded.question.codes == CODES and loaded.check()
     assert {loaded.certificate(i).kind for i in range(3)} == {"codes"}
     assert np.array_equal(loaded.radius_lo, report.radius_lo)
+
+
+@pytest.mark.parametrize("size", (1, 4, 12))
+def test_radii_of_sets_of_every_size_are_closed_without_a_linear_program(size):
+    waves = Question(S, None, 30, 1e-8, 1e4, DecisionRule(), CODES)
+    sets = LabelSets.from_lists(sets_of([size] * 2), N)
+    report = pipeline.decide(waves, sets, [], radius=True)
+    assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi) and report.check()
+    assert [stage.name for stage in report.stages if stage.taken][-1] == "radius"
+
+
+@pytest.mark.parametrize(("shape", "independent"), [((9, 5), 1), ((9, 5), 0), ((5, 9), 1), ((5, 9), 0), ((6, 6), 1)])
+def test_least_squares_of_a_vertex(shape, independent):
+    system = draw.standard_normal(shape)
+    if not independent:
+        system[:, 1], system[1] = 2 * system[:, 0], -system[0]
+    goal, edge, inverse = draw.standard_normal(shape[0]), draw.standard_normal(shape[1]), np.linalg.pinv(system)
+    solve, solve_transposed = lp._solvers(system)
+    np.testing.assert_allclose(solve(goal), inverse @ goal, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(solve_transposed(edge), edge @ inverse, rtol=1e-9, atol=1e-9)

@@ -16,16 +16,17 @@ from .input_ball import InputBall
 from .interior import Centre, column, free_coordinates, in_few_coordinates, interior
 from .interior_l2 import interior_l2
 
-ROUNDS = 8
+ROUNDS = 16
 GAP = 1e-8  # of the radius: where the method stops
 ROUGH = 1e-2  # … in rounds that are not the last: enough to see which rows matter
 ROUGH_ON_ALL = 0.2  # … where that round has all rows, and the last goes on from there
 ROUGH_AGAIN = 0.1  # … in further rounds, while the bounds are still apart
 NEAR = 0.5  # of the radius: bounds this close say which rows matter, and the next round may be the last
 NEAREST = 1e-3  # … and from here on no row leaves any more, so that this ends
+LOOSE = 0.1  # of the radius: rows that far from the ball leave
 BISECTIONS = 8  # of a line, for the best point on it
 CLOSED = 1e-6  # of the radius: when a set is done
-MORE_ROWS = 128  # than features, to begin with
+MORE_ROWS = 128  # than features, to begin with; of crowded matrices as many again as features
 FEW = 64  # features: from here on it pays to hold coordinates at the edge of the box
 LANES = 32  # sets that are solved together, at most
 GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
@@ -50,12 +51,19 @@ class Ball(NamedTuple):
 
 
 def balls(
-    xp: Any, rows: np.ndarray, offset: np.ndarray | None, ball: InputBall, items: list[Item], whole: bool = False
+    xp: Any,
+    rows: np.ndarray,
+    offset: np.ndarray | None,
+    ball: InputBall,
+    items: list[Item],
+    whole: bool = False,
+    crowded: bool = False,
 ) -> Iterator[Ball]:
     """The largest ball of each set, for unit rows [n, d] of W and offsets ``c_i/‖w_i‖`` [n]; those that were found.
 
     ``whole``: on all rows at once, for matrices whose neighbouring rows are nearly equal (a DFT). There a few working
-    rows say nothing about their neighbours, and it would take many rounds to find the ones that matter.
+    rows say nothing about their neighbours, and it would take many rounds to find the ones that matter. ``crowded``: about
+    as many rows touch a ball as there are features (codes), so that it begins with twice as many.
     """
     d = rows.shape[1]
     lanes = max(1, min(LANES, GATHERED // (rows.size if whole else 4 * d * d)))
@@ -64,7 +72,7 @@ def balls(
     shift = None if offset is None else xp.asarray(offset / ball.size)
     solve = _on_all_rows if whole else _on_few_rows
     for first in range(0, len(ordered), lanes):
-        yield from solve(_Batch(xp, everything, shift, ball, ordered[first : first + lanes]))
+        yield from solve(_Batch(xp, everything, shift, ball, ordered[first : first + lanes], crowded))
 
 
 class _Price(NamedTuple):
@@ -79,8 +87,11 @@ class _Price(NamedTuple):
 class _Batch:
     """Sets that are solved together, in units of the ball's size."""
 
-    def __init__(self, xp: Any, rows: Array, offset: Array | None, ball: InputBall, items: list[Item]) -> None:
+    def __init__(
+        self, xp: Any, rows: Array, offset: Array | None, ball: InputBall, items: list[Item], crowded: bool
+    ) -> None:
         self.xp, self.rows, self.offset, self.ball, self.items = xp, rows, offset, ball, items
+        self.crowded = crowded
         self.is_box = ball.name == "box"
         self.interior = interior if self.is_box else interior_l2
         self.n, self.d = rows.shape
@@ -144,11 +155,12 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
     """
     xp, n, d, x = batch.xp, batch.n, batch.d, batch.start
     most = max(len(item.active) for item in batch.items)
-    fewest = m = min(n, min(3 * d, d + MORE_ROWS) + min(2 * d, most))
+    begin = 2 * d if batch.crowded else min(3 * d, d + MORE_ROWS)
+    fewest = m = min(n, begin + min(2 * d, most))
     best = _Best(x, batch.margins(x))
     score = xp.where(batch.y > 0, xp.full_like(batch.y, -float("inf")), best.margins)
     free = None  # [B, f] the coordinates that are not held at the edge of the box; None: all
-    gap = xp.full_like(x[:, 0], ROUGH)
+    gap = xp.full_like(x[:, 0], ROUGH_AGAIN if batch.crowded else ROUGH)
     for iteration in range(ROUNDS):
         work = smallest(xp, score, m)
         a, c = batch.gather(work)
@@ -162,7 +174,7 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
         best = best.towards(xp, centre.x, price.margins)
         apart = (price.above - best.radius(xp)) / xp.abs(price.above)
         sure = (apart < NEAR) & (apart > NEAREST)
-        loose = xp.where(sure, 0.3 * xp.abs(centre.e) + 3.0 * centre.gap, xp.full_like(apart, float("inf")))
+        loose = xp.where(sure, LOOSE * xp.abs(centre.e) + 3.0 * centre.gap, xp.full_like(apart, float("inf")))
         kept = centre.slack < loose[:, None]
         score = keep(xp, best.first_met(xp, price.margins, centre.e), work, kept)
         free = (

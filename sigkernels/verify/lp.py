@@ -17,6 +17,7 @@ ROUNDS = 30
 SMALL = 60_000  # entries of a matrix that is given to the solver whole
 MEDIUM = 1_000_000  # … that is given whole when cutting planes have not closed the interval
 BOX = 1e4  # of the programs that the solver is given
+INDEPENDENT = 1e-9  # of the largest pivot: the least one of columns that are not called dependent
 TOLERANCE = 1e-10  # HiGHS's own minimum; its default of 1e-7 calls empty regions "optimal"
 
 
@@ -118,12 +119,24 @@ def polish(
 
 def _solvers(system: ndarray) -> tuple[Callable[[ndarray], ndarray], Callable[[ndarray], ndarray]]:
     """``S v = r`` and ``Sᵀ v = r``: by one factorisation where S is square (a vertex), in least squares elsewhere."""
-    if system.shape[0] == system.shape[1]:
+    rows, columns = system.shape
+    if rows == columns:
         lu, pivots, failed = lapack.dgetrf(system)
         if not failed:
             return (lambda r: lapack.dgetrs(lu, pivots, r)[0]), (lambda r: lapack.dgetrs(lu, pivots, r, trans=1)[0])
-    inverse = np.linalg.pinv(system)
-    return (lambda r: inverse @ r), (lambda r: r @ inverse)
+    q, r = np.linalg.qr(system if rows >= columns else system.T)
+    pivots = np.abs(np.diag(r))
+    if pivots.min() < INDEPENDENT * pivots.max():
+        inverse = np.linalg.pinv(system)
+        return (lambda v: inverse @ v), (lambda v: v @ inverse)
+
+    def fit(v: ndarray) -> ndarray:
+        return lapack.dtrtrs(r, q.T @ v)[0]
+
+    def least(v: ndarray) -> ndarray:
+        return q @ lapack.dtrtrs(r, v, trans=1)[0]
+
+    return (fit, least) if rows >= columns else (least, fit)
 
 
 def closed(

@@ -115,9 +115,10 @@ def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
         return
     items = [_from_codes(ledger, item) for item in mine.items(ledger, which)]
     whole = ledger.question.k >= 0 and not ledger.question.codes and ledger.question.d >= WHOLE_WIDTH
+    crowded = ledger.question.codes > 0
     active = {item.number: item.active for item in items}
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
-        for ball in balls(xp, mine.rows, mine.offset, ledger.question.ball, items, whole):
+        for ball in balls(xp, mine.rows, mine.offset, ledger.question.ball, items, whole, crowded):
             sharp = _sharpened(mine, ledger.question.ball, active[ball.number], ball)
             if sharp is not None:
                 mine.offer(ledger, ball.number, *sharp)

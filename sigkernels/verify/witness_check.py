@@ -14,6 +14,7 @@ from numpy import ndarray
 from .question import LARGEST, ActiveSets, Question
 from .rounding import SLOP, SMALLEST, TINY, U, exact_dots, gamma, norm_upper, row_norms, two_parts
 
+ENOUGH = 1e-9  # of the radius: what exact sums would add to it is not worth them
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
@@ -131,6 +132,7 @@ def prove_witness(
         settled = (margins >= goal) | (margins + 2 * error < goal)
     else:
         goal = _reachable(margins, error, low, high)
+        goal = np.where(goal > 0, (1.0 - ENOUGH) * goal, goal)
         settled = margins >= goal
     clear = (margins > 0) & settled
     close = np.flatnonzero(~clear)
