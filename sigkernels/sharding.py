@@ -223,7 +223,9 @@ def label_shard(num_labels: int, device_mesh: Any, process_group: Any, device: A
     return LabelShard(num_labels, device_mesh)
 
 
-class _Share(torch.autograd.Function):
+class _GradientChanged(torch.autograd.Function):
+    """x itself; subclasses say what becomes of its gradient."""
+
     @staticmethod
     def forward(x: Tensor, shard: LabelShard) -> Tensor:  # type: ignore[override]
         return x.view_as(x)
@@ -232,6 +234,8 @@ class _Share(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.shard = inputs[1]
 
+
+class _Share(_GradientChanged):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return ctx.shard.all_reduce(g), None
@@ -251,15 +255,7 @@ class _Sum(torch.autograd.Function):
         return g, None
 
 
-class _DataMean(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, shard: LabelShard) -> Tensor:  # type: ignore[override]
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.shard = inputs[1]
-
+class _DataMean(_GradientChanged):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         mean = g.clone(memory_format=torch.contiguous_format)

@@ -10,17 +10,16 @@ from typing import Any
 
 from sigkernels.cli import add_command
 
+DESCRIPTION = (
+    "Trains the same small encoder on 53,422 Debian packages with a plain nn.Linear, a bottlenecked LinearHead, a DFTHead "
+    "of the same width, and one with codes, all from the same prior; upgrades the trained bottleneck; verifies test label "
+    "sets against each trained layer; prints one table and writes a self-contained HTML report."
+)
+
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    parser = add_command(
-        subparsers,
-        "demo",
-        help="train output layers on real data and prove what each can never predict",
-        description="Trains the same small encoder on 53,422 Debian packages with a plain nn.Linear, a bottlenecked "
-        "LinearHead, a DFTHead of the same width, and one with codes, all from the same prior; upgrades the trained "
-        "bottleneck; verifies test label sets against each trained layer; prints one "
-        "table and writes a self-contained HTML report.",
-    )
+    about = "train output layers on real data and prove what each can never predict"
+    parser = add_command(subparsers, "demo", help=about, description=DESCRIPTION)
     parser.add_argument("--quick", action="store_true", help="fewer examples, steps and proofs")
     parser.add_argument("--epochs", type=int, help="passes over the training examples (default 3; quick: 2)")
     parser.add_argument("--width", type=int, default=25, help="bottleneck and slack columns (default 25)")

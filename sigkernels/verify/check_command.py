@@ -16,16 +16,15 @@ SHOWN = 10  # lines that are not proved
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add ``check`` to the subcommands of a parser."""
-    parser = add_report_command(
+    return add_report_command(
         subparsers,
         "check",
+        run,
         weights="the output layer to check it against (default: that in REPORT)",
         help="prove a saved report of verify again, without any solver",
         description="Prove every line of a saved report again from its certificates, without any solver. "
         "exit code: 0 every line is proved, 1 at least one is not, 2 bad input",
     )
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = add_report_command(
         subparsers,
         "explore",
+        run,
         weights="the output layer, for a report that was saved without it",
         help="write a saved report of verify as one page for the browser",
         description="Write a saved report as one page that loads nothing from anywhere: filter the label sets, read in "
@@ -25,7 +26,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="PAGE", help="where the page goes (default: REPORT with .html)")
     parser.add_argument("--names", metavar="FILE", help="the names of the labels: one in each line, or a JSON list")
-    parser.set_defaults(run=run)
     return parser
 
 

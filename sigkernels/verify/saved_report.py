@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from .classifier_file import StoredClassifier, add_array_options, load_output_layer
@@ -10,13 +11,16 @@ from .files import BadFile, existing_file
 from .report import Report
 
 
-def add_report_command(subparsers: Any, name: str, weights: str, **texts: str) -> argparse.ArgumentParser:
+def add_report_command(
+    subparsers: Any, name: str, run: Callable[[argparse.Namespace], int], weights: str, **texts: str
+) -> argparse.ArgumentParser:
     """Add a command with REPORT, WEIGHTS, which ``weights`` explains, the options that name its arrays, and ``--json``."""
     parser: argparse.ArgumentParser = subparsers.add_parser(name, **texts)
     parser.add_argument("report", metavar="REPORT", help="file that sigkernels verify --out or report.save wrote")
     parser.add_argument("weights", metavar="WEIGHTS", nargs="?", help=weights)
     add_array_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(run=run)
     return parser
 
 
