@@ -49,6 +49,8 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#00798c", "color-brand-content": "#00798c"},
     "dark_css_variables": {"color-brand-primary": "#4fc3d5", "color-brand-content": "#4fc3d5"},
 }
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 html_show_sphinx = False
 html_copy_source = False
 
@@ -137,7 +139,15 @@ def _no_type_in_prose(app: Sphinx, what: str, name: str, obj: Any, options: Any,
         lines[0] = f": {lines[0]}"
 
 
+def _no_private_arguments(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, result: str | None
+) -> tuple[str, str | None] | None:
+    """``_verb`` of ``Head.forward`` is how the verbs pass through ``__call__``."""
+    return None if signature is None else (re.sub(r", _\w+: [^=]*= None", "", signature), result)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _no_type_in_prose, priority=400)  # before Napoleon
+    app.connect("autodoc-process-signature", _no_private_arguments)
     app.add_transform(LinkNames)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -214,6 +214,8 @@ def _draw_scores(heads: dict[tuple[str, int], Any], run: dict[str, Any]) -> None
     right.plot([full["0"]["head_parameters"] / 1e6], [_mean(full)], "s", color=plots.GREY, label=LABELS["full"])
     left.set(xlabel="learned columns", ylabel="test sets proved unpredictable, %", ylim=(-1, None), xticks=widths)
     right.set(xlabel="parameters of the head, millions", ylabel="F1@5 on the test set", xscale="log")
+    right.set_xticks([0.3, 0.5, 1, 2, 6], ["0.3", "0.5", "1", "2", "6"])
+    right.minorticks_off()
     htmlreport.legend(figure, columns=4)
     save(figure, "unargmaxable", run)
 

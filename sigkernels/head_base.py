@@ -211,9 +211,10 @@ class Head(nn.Module):
         targets: Any = None,
         loss: Loss | None = None,
         reduction: Reduction = "mean",
-        _verb: Callable[[Tensor], Any] | None = None,
+        *,
         unknown: Any = None,
         update: FusedOptimizer | None = None,
+        _verb: Callable[[Tensor], Any] | None = None,
     ) -> Any:
         """Logits, ``[..., n]``; with ``targets``, the loss instead, without this array: see ``loss``."""
         if _verb is not None:
