@@ -52,7 +52,9 @@ def check_range(indices: Tensor, offsets: Tensor, num_labels: int) -> None:
 def rows_of(indices: Tensor, offsets: Tensor) -> Tensor:
     """The row of each entry, ``[nnz]``."""
     batch = torch.arange(offsets.numel() - 1, device=offsets.device)
-    return torch.repeat_interleave(batch, offsets.diff(), output_size=indices.numel())
+    # torch trusts a size that it is given, and would write beyond it. On a GPU it would wait for the size otherwise.
+    is_plain = indices.device.type == "cpu" and not by_operator(indices, offsets)
+    return torch.repeat_interleave(batch, offsets.diff(), output_size=None if is_plain else indices.numel())
 
 
 def offsets_of(rows: Tensor, batch: int) -> Tensor:
@@ -74,14 +76,19 @@ def check_sets(indices: Tensor, offsets: Tensor, num_labels: int | None) -> None
         raise ValueError("the labels of a row are not in ascending order")
 
 
-def checked_rows(indices: Tensor, offsets: Tensor, num_labels: int | None = None) -> Tensor:
-    """``rows_of`` for code that computes with them in torch. The kernels of the CPU check their own input, and on
+def check_values(name: str, indices: Tensor, offsets: Tensor, num_labels: int | None = None) -> None:
+    """``check_sets`` for code that computes with the sets in torch. The kernels of the CPU check their own input, and on
     another device a check would wait for it."""
     if indices.device.type == "cpu" and not by_operator(indices, offsets):
         try:
             check_sets(indices, offsets, num_labels)
         except ValueError as error:
-            raise ValueError(f"targets are not valid label sets: {error}; build them with LabelSets(…)") from None
+            raise ValueError(f"{name} are not valid label sets: {error}; build them with LabelSets(…)") from None
+
+
+def checked_rows(indices: Tensor, offsets: Tensor, num_labels: int | None = None) -> Tensor:
+    """``rows_of`` after ``check_values``."""
+    check_values("targets", indices, offsets, num_labels)
     return rows_of(indices, offsets)
 
 

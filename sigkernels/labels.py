@@ -170,6 +170,7 @@ class LabelSets:
         """
         num_labels = None if num_labels is None else check_num_labels(num_labels)
         if isinstance(sets, LabelSets):
+            forms.check_values(name, *sets.checked(), sets.num_labels)  # from_sorted did not look at them
             result = sets
         elif hasattr(sets, "tocsr") or (isinstance(sets, Tensor) and sets.layout is not torch.strided):
             result = cls.from_sorted(*forms.csr_to_rows(name, _as_csr(sets)))
@@ -256,6 +257,7 @@ class LabelSets:
         """The same sets as a ``scipy.sparse.csr_matrix`` of ones ``[B, n]``."""
         from scipy.sparse import csr_matrix
 
+        forms.check_values("these", *self.checked(), self.num_labels)  # scipy's own code would read beyond its arrays
         indices, offsets = self.indices.cpu().numpy(), self.offsets.cpu().numpy()
         return csr_matrix((np.ones(len(indices), np.float32), indices, offsets), (len(self), self.num_labels))
 
@@ -294,7 +296,8 @@ class LabelSets:
 
     def rows(self) -> Tensor:
         """The row of each entry of ``indices``, ``[nnz]``."""
-        return forms.rows_of(self.indices, self.offsets)
+        forms.check_values("these", *self.checked(), self.num_labels)
+        return forms.rows_of(*self.unchecked())
 
     def runs(self) -> Tensor:
         """How many runs of neighbouring active labels each row has around the circle of labels, ``[B]``.

@@ -383,3 +383,27 @@ def test_sets_without_numbers_are_copied_shown_and_loaded(tmp_path):
     for made in (sets.to("meta"), torch.load(tmp_path / "sets.pt", map_location="meta")):
         twin = copy.deepcopy(made)
         assert len(twin) == 2 and twin.device.type == "meta" and "2 sets without numbers" in repr(twin)
+
+
+USERS = {
+    "to_dense": lambda sets: sets.to_dense(),
+    "to_scipy": lambda sets: sets.to_scipy(),
+    "runs": lambda sets: sets.runs(),
+    "verify": lambda sets: sk.verify(torch.ones(9, 2), sets),
+    "metric": lambda sets: sk.metrics.F1Metrics(9).update(sets, [[], []]),
+    "prior": lambda sets: sk.LinearHead(4, 9).init_prior(sets),
+    "thresholds": lambda sets: sk.LinearHead(4, 9).tune_thresholds(torch.zeros(2, 4), sets),
+    "unknown": lambda sets: sk.LinearHead(4, 9).loss(torch.zeros(2, 4), [[], []], unknown=sets),
+    "suggest": lambda sets: sk.suggest(sets),
+}
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize(
+    ("indices", "offsets"), [([10**7, 2], [0, 1, 2]), ([1, 2], [0, 10**7, 2]), ([5, 5], [0, 2, 2])]
+)
+def test_sets_that_nobody_looked_at_are_refused_where_they_are_used(user, indices, offsets):
+    """They were read as other sets, or read and written outside of memory."""
+    sets = LabelSets.from_sorted(torch.tensor(indices), torch.tensor(offsets), 9)
+    with pytest.raises(ValueError, match="are not valid label sets"):
+        USERS[user](sets)
