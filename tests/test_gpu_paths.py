@@ -18,6 +18,7 @@ from sigkernels import backends, bench_command, env
 from sigkernels.backends import gpu_paths
 from sigkernels.backends.gpu_paths import PATHS, LossShape, ShapeClass, Times, fastest
 from sigkernels.layer import LayerMeta
+from sigkernels.losses import BCE, Focal
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 GPU = torch.device("cuda", 0)
@@ -179,6 +180,14 @@ def test_auto_takes_the_compiled_kernel_where_the_table_says_so(machine, monkeyp
     machine.use({"sm_80": table})
     assert backends.gpu_paths_here() == PATHS
     assert [chosen(), chosen(rows=64), chosen(slack=129)] == ["cuda", "triton", "triton"]
+    # the table is of BCE without weights: the kernel does the others, but no faster than Triton
+    for loss, name in (
+        (BCE(), "cuda"),
+        (BCE(pos_weight=2.0), "triton"),
+        (BCE(label_smoothing=0.1), "triton"),
+        (Focal(), "triton"),
+    ):
+        assert backends.choose("auto", GPU, "fused_loss", loss, 0, shape()).name == name
     # never for what has no such kernel, and never by itself for what does not give its shape
     assert backends.choose("auto", GPU, "fused_loss").name == "triton"
     assert backends.choose("auto", GPU, "topk").name == "triton"

@@ -218,11 +218,11 @@ struct FusedLoss {
     __device__ __forceinline__ void write_gradients(int label) const {
         constexpr int N = S::PART_COLUMNS / 8;
         const int warp = thread() / 32, part = warp % S::PARTS * 32, column0 = warp / S::PARTS * S::PART_COLUMNS;
-        const int rows = label + part < last ? p.batch : 0;
+        if (label + part >= last) return;
         const bool sums_bias = p.grad_bias && column0 == 0;
         Sum sums[2][N] = {}, of_rows[2] = {};
 #pragma unroll 2
-        for (int row = 0; row < rows; row += S::DEPTH) {
+        for (int row = 0; row < p.batch; row += S::DEPTH) {
             Left left[2];
 #pragma unroll
             for (int m = 0; m < 2; ++m)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import gpu_paths, missing_kernels
 from .cpu import CPUBackend
-from .cuda import CUDABackend
+from .cuda import CUDABackend, short_way
 from .gpu_paths import GPUPath, LossShape
 from .interface import Backend, BackendError, ColumnResult, LossCall, LossResult, Operation
 from .torch_backend import TorchBackend
@@ -136,7 +136,7 @@ def choose(
         if reason is not None:
             raise BackendError(f"backend '{forced}' was asked for, but {reason}")
         return _BACKENDS[forced]
-    takes_cuda = shape is not None and gpu_paths.choose_path(shape, gpu_paths_here()).path == "cuda"
+    takes_cuda = shape is not None and gpu_paths.choose_path(shape, gpu_paths_here(loss)).path == "cuda"
     for name in _AUTO.get(device.type, ()):
         if _unavailable(name) is not None or (name == "cuda" and not takes_cuda):
             continue
@@ -149,9 +149,9 @@ def choose(
     return _BACKENDS["torch"]
 
 
-def gpu_paths_here() -> tuple[GPUPath, ...]:
-    """The paths that ``auto`` has to choose from on CUDA tensors."""
-    cuda: tuple[GPUPath, ...] = ("cuda",) if _unavailable("cuda") is None else ()
+def gpu_paths_here(loss: Any = None) -> tuple[GPUPath, ...]:
+    """The paths that ``auto`` has to choose from on CUDA tensors, for BCE or this loss."""
+    cuda: tuple[GPUPath, ...] = ("cuda",) if _unavailable("cuda") is None and short_way(loss) else ()
     flash: tuple[GPUPath, ...] = ("flash",) if _unavailable("triton") is None else ()
     return (*cuda, *flash, "library")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
+from ..losses.kernel_params import BCE_KIND
 from . import cuda_support, flash_pass
 from .flash_kernels import FlashLaunch, FlashSizes
 from .gpu_paths import LossShape
@@ -98,6 +99,19 @@ class CUDABackend(Backend):
 
     def _refuse(self, operation: Operation) -> NoReturn:
         raise BackendError(str(self.refuses(operation)))
+
+
+def short_way(loss: ElementwiseLoss | ColumnLoss | None) -> bool:
+    """Whether the kernel was made for this loss, BCE without weights and smoothing (``None``: that one).
+
+    It does the others too, but by long code that Triton, which compiles each by itself, is not slower than.
+    """
+    if loss is None:
+        return True
+    params = loss.kernel_params()
+    if not isinstance(params, ElementwiseParams) or params.kind != BCE_KIND:
+        return False
+    return not params.label_smoothing and params.weight is None and params.pos_weight is None
 
 
 def _nothing(call: LossCall) -> LossResult:
