@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     make_folder(args.output)
     load = machine_load.at_start()
     if args.require_idle and load.warnings:
-        raise ValueError(f"the machine is busy (--require-idle): {' '.join(load.warnings)}")
+        raise ValueError(f"the machine is busy (--require-idle): {'. '.join(load.warnings)}")
     for warning in load.warnings:
         print(f"sigkernels bench: warning: {warning}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:

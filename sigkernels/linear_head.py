@@ -12,7 +12,7 @@ from . import validation
 from .head_base import Head, parameter_device, present
 from .layer import Layer, LayerMeta
 from .prior import Prior, log_odds
-from .sharding import label_shard
+from .sharding import LabelShard, label_shard
 from .validation import check_int
 
 
@@ -39,6 +39,7 @@ class LinearHead(Head):
     num_labels: int
     bottleneck: int | None
     proj: nn.Linear | None
+    shard: LabelShard | None
     weight: nn.Parameter  # [n, d]
     bias: nn.Parameter | None  # [n]
 

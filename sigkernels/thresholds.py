@@ -28,6 +28,10 @@ _REMEDY = "a threshold is a probability in [0, 1], or one for each label"
 class LogitChunks:
     """Logits ``[N, n]`` of which a range of labels is made at a time."""
 
+    make: Callable[[int, int], Tensor]
+    rows: int
+    num_labels: int
+
     def __init__(self, make: Callable[[int, int], Tensor], rows: int, num_labels: int) -> None:
         self.make, self.rows, self.num_labels = make, rows, num_labels
 

@@ -182,6 +182,10 @@ class Snapshot:
 class EarlyStopping:
     """Watches the loss of held-out examples, and keeps the parameters of the epoch where it was lowest."""
 
+    held: Examples
+    n_iter_no_change: int
+    best: Snapshot
+
     def __init__(self, held: Examples, n_iter_no_change: int, parameters: list[nn.Parameter]) -> None:
         self.held, self.n_iter_no_change = held, n_iter_no_change
         self.losses: list[float] = []

@@ -14,7 +14,7 @@ from .check import Proof
 from .closed_groups import Group, count_runs, prove_groups
 from .label_names import in_words
 from .question import Question
-from .report import CheckResult, verdict_lines
+from .report import CheckResult, Report, verdict_lines
 from .report_blocks import ReportBlocks
 
 SHOWN = 5  # impossible sets in a summary
@@ -35,6 +35,13 @@ class AllSetsReport:
         >>> sk.verify_all(sk.DFTHead(64, 100, k=3, slack=2), k=2)
         AllSetsReport(5051 label sets, 4 proofs: 5051 ARGMAXABLE)
     """
+
+    question: Question
+    sizes: range
+    groups: list[Group]
+    sets: Report
+    notes: list[str]
+    names: tuple[str, ...] | None
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class CertificateStore(Sequence[Certificate]):
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)  # a copy in another process has them all in memory
 
-    def __deepcopy__(self, memo: dict) -> list[Certificate]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Certificate]:
         return copy.deepcopy(list(self), memo)
 
 

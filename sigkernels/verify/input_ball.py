@@ -63,7 +63,7 @@ class Box(InputBall):
     """``|x_j| ≤ R``."""
 
     name = "box"
-    default_size = 1e4
+    default_size: ClassVar[float] = 1e4
 
     def lengths(self, points: ndarray) -> ndarray:
         return np.max(np.abs(points), axis=1, initial=0.0)
@@ -88,7 +88,7 @@ class L2Ball(InputBall):
     """``‖x‖₂ ≤ R``."""
 
     name = "l2"
-    default_size = 1.0
+    default_size: ClassVar[float] = 1.0
 
     def lengths(self, points: ndarray) -> ndarray:
         return np.sqrt(np.einsum("ij,ij->i", points, points))

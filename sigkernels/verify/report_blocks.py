@@ -20,10 +20,14 @@ class ReportBlocks:
     ``witnesses=False``: keep only the lines of sets that are not ``ARGMAXABLE``.
     """
 
+    question: Question
+    witnesses: bool
+    dropped: int  # sets that are ARGMAXABLE, with a witness that was proved and not kept
+    dropped_radius: float  # the least bound on their radii
+
     def __init__(self, question: Question, witnesses: bool = True):
         self.question, self.witnesses = question, witnesses
-        self.dropped = 0  # sets that are ARGMAXABLE, with a witness that was proved and not kept
-        self.dropped_radius = math.inf  # the least bound on their radii
+        self.dropped, self.dropped_radius = 0, math.inf
         self._certificates = CertificateStore()
         self._sets: list[LabelSets] = []
         self._columns: list[tuple[ndarray, ...]] = []  # verdicts, radius_lo, radius_hi, proof_of, stage
