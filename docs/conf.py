@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     # Types of the inside that signatures of the outside mention.
     (
         "py:.*",
-        r"sigkernels\.(verify\.(question|ledger)|losses\.kernel_params|metrics\.accumulator\.A|layer|sharding)\b.*",
+        r"sigkernels\.(verify\.(question|ledger|closed_groups)|losses\.kernel_params|metrics\.accumulator\.A|layer|sharding)\b.*",
     ),
 ]
 
