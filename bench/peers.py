@@ -12,6 +12,7 @@ import math
 import os
 import statistics
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -121,7 +122,7 @@ class Problem:
         def function() -> Tensor:
             return layer(loss)
 
-        return self.step(torch.compile(function, **COMPILERS[how]) if how in COMPILERS else function)
+        return self.step(compiled(function, how) if how in COMPILERS else function)
 
     @torch.no_grad()
     def chunks(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,6 +152,21 @@ if importlib.util.find_spec("zentorch") and "AVX512" in torch.backends.cpu.get_c
     import zentorch  # noqa: F401  AMD's compiler; without AVX-512 it does nothing
 
     COMPILERS["zentorch"] = {"backend": "zentorch"}
+
+
+def compiled(function: Callable[[], Tensor], how: str) -> Callable[[], Tensor]:
+    """``function`` compiled for itself alone, or an error.
+
+    torch.compile counts recompilations per code object, which all problems would share: after some it takes sizes for
+    variables, after eight it runs eagerly without an error. So every function gets a code object of its own.
+    """
+    function()  # makes the tensors that a problem keeps, which cannot be traced
+    own = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
+    )
+    return torch.compile(own, fullgraph=True, **COMPILERS[how])
+
+
 STEPS = (OURS, "eager, frozen DFT", "eager, no DFT", "chunks, no DFT", *(f"{how}, no DFT" for how in COMPILERS))
 LOSSES: dict[str, sk.Loss] = {
     "BCE": sk.BCE(),

@@ -41,7 +41,8 @@ struct Shape {
         std::vector<int64_t> starts;
         for (int i = 0; i < job.shares; ++i) {
             const sk::Share share = sk::share_of(job, i);
-            for (int64_t label = share.lo; label < share.hi; label = share.tile_end(label)) starts.push_back(label);
+            int64_t label = share.lo;
+            for (int64_t tile = sk::most_tiles(job); tile > 0; --tile, label = share.tile_end(label)) starts.push_back(label);
         }
         return starts;
     }
@@ -240,7 +241,7 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
         .def(py::init(&shape_of), py::kw_only(), arg("dtype"), arg("threads"), arg("shares"), arg("tile"), arg("chunk"),
              arg("rows"), arg("labels"), arg("slack"), arg("label_start"), arg("k"), arg("codes") = 0, arg("code_bits") = 0)
         .def_property_readonly("shares", [](const Shape& shape) { return shape.job.shares; })
-        .def("tile_starts", &Shape::tile_starts, "The first label of every tile, counted from label_start.")
+        .def("tile_starts", &Shape::tile_starts, "Where tiles begin, counted from label_start: as many of every share, the last ones empty.")
         .def("set_plan", &set_plan, py::kw_only(), arg("rank"), arg("even_rank"), arg("u"), arg("v_even"),
              arg("v_odd"), arg("cos"), arg("sin"));
 

@@ -240,11 +240,11 @@ def check_targets(
         sets = labels.LabelSets.of(targets, num_labels, name="targets")
         if sets is not targets and not isinstance(targets, Tensor):  # it came from Python or numpy
             sets = sets.to(device)
-    if len(sets) != batch:
+    _, offsets = sets.checked()
+    if offsets.shape[0] - 1 != batch:
         raise ValueError(f"targets hold {len(sets)} label sets for {batch} rows of input; give one per row")
-    if sets.device != device:
+    if offsets.device != device:
         raise ValueError(f"targets are on {sets.device} and the input on {device}; use targets.to('{device}')")
-    sets.checked()
     return sets
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from sigkernels import bench_command, cli, env, machine_load
 from sigkernels.machine_load import Competitor, Load
@@ -226,6 +227,16 @@ def test_the_interval_of_a_median(peers):
     low, high = peers.median_interval(range(100))
     assert (low, high) == (40, 60)
     assert peers.median_interval([5.0]) == [5.0, 5.0]
+
+
+def test_every_compiled_peer_has_code_of_its_own(peers):
+    """torch.compile falls back to eager after some recompilations of one code object, without an error."""
+
+    def function():
+        return torch.ones(())
+
+    codes = [peers.compiled(function, "compiled")._torchdynamo_orig_callable.__code__ for _ in range(2)]
+    assert codes[0] is not codes[1] and codes[0] == function.__code__
 
 
 def test_a_race_records_its_spread(peers):

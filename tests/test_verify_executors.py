@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 import sigkernels as sk
+from sigkernels.verify import solver_stages
 
 
 def check(executor: Any) -> None:
@@ -17,6 +20,17 @@ def check(executor: Any) -> None:
     assert parallel.verdicts.tolist() == serial.verdicts.tolist()
     assert np.allclose(parallel.radius_hi, serial.radius_hi)
     assert parallel.check()
+
+
+def blas_threads(_items: list[int]) -> list[int]:
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+def test_workers_use_one_blas_thread():
+    """Threads of a BLAS wait by spinning, and would take the time of the other workers."""
+    with ProcessPoolExecutor(1) as pool:
+        found = list(solver_stages._spread(pool, blas_threads, (), [0]))
+    assert found and set(found) == {1}
 
 
 def test_dask():

@@ -64,8 +64,8 @@ struct Job {
     const void* u = nullptr;       // C [T, rank]
     const void* v_even = nullptr;  // C [even_rank, k + 1]
     const void* v_odd = nullptr;   // C [rank - even_rank, k]
-    const void* cos = nullptr;     // C [tiles, k], the rotation of each tile
-    const void* sin = nullptr;     // C [tiles, k]
+    const void* cos = nullptr;     // C [shares * most_tiles, k], the rotation of each tile
+    const void* sin = nullptr;     // C [shares * most_tiles, k]
 
     // loss
     LossParams loss;
@@ -122,8 +122,8 @@ inline bool whole_columns(const Job& job) {
     return job.consumer == Consumer::loss && job.loss.kind == LossKind::confusion;
 }
 
-// A share: the labels [lo, hi) and the index of its first tile in the rotation tables.  Tiles begin at `origin` and every
-// `tile` labels from there; lo may lie inside the first of them.
+// A share: the labels [lo, hi) and the index of its first tile in the rotation tables, which have room for most_tiles of
+// every share.  Tiles begin at `origin` and every `tile` labels from there; lo may lie inside the first of them.
 //
 // How the labels are cut depends on the sizes of a call alone.  Whoever is free takes the next share; it has its own rows
 // of grad_weight and its own sums, which are added up as a binary tree over the shares, whose number is a power of two.  So
@@ -135,27 +135,30 @@ struct Share {
         const int64_t end = at + tile - (at - origin) % tile;
         return end < hi ? end : hi;
     }
-    int64_t tiles() const { return hi > lo ? (hi - origin + tile - 1) / tile - (lo - origin) / tile : 0; }
 };
 
 // Labels are cut in units: of a multiple of the usual heights of micro-kernels, or with codes of a tile, which then begins
 // at a multiple of its size among all labels.
 constexpr int64_t kShareUnit = 24;
 
-inline Share share_alone(const Job& job, int64_t index) {
-    const int64_t unit = job.codes ? job.tile : kShareUnit, skipped = job.codes ? job.label_start % job.tile : 0;
-    const int64_t units = (job.labels + skipped + unit - 1) / unit;
+inline int64_t share_unit(const Job& job) { return job.codes ? job.tile : kShareUnit; }
+inline int64_t share_units(const Job& job) {
+    const int64_t skipped = job.codes ? job.label_start % job.tile : 0;
+    return (job.labels + skipped + share_unit(job) - 1) / share_unit(job);
+}
+
+inline int64_t most_tiles(const Job& job) {
+    const int64_t most = (share_units(job) + job.shares - 1) / job.shares * share_unit(job);
+    return (most + job.tile - 1) / job.tile;
+}
+
+inline Share share_of(const Job& job, int64_t index) {
+    const int64_t unit = share_unit(job), units = share_units(job), skipped = job.codes ? job.label_start % job.tile : 0;
     const auto start = [&](int64_t i) {
         const int64_t at = i >= job.shares ? job.labels : units * i / job.shares * unit - skipped;
         return at < 0 ? 0 : at < job.labels ? at : job.labels;
     };
-    return {start(index), start(index + 1), 0, job.codes ? -skipped : start(index), job.tile};
-}
-
-inline Share share_of(const Job& job, int64_t index) {
-    Share share = share_alone(job, index);
-    for (int64_t i = 0; i < index; ++i) share.first_tile += share_alone(job, i).tiles();
-    return share;
+    return {start(index), start(index + 1), index * most_tiles(job), job.codes ? -skipped : start(index), job.tile};
 }
 
 // The shares whose sums hold everything when all others are merged: what is left to Phase::reduce.

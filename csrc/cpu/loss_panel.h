@@ -69,7 +69,7 @@ struct PanelLoss {
     template <class Loss>
     void put_positives(const Loss& f_of, int64_t found) const {
         for (int64_t i = 0; i < found; i += L) {
-            V f, g;
+            V f, g;  // lanes behind the last one hold anything, and are passed over
             f_of.pos(load<V>(local.pos_z + i), f, g);
             C fs[L], gs[L];
             store(fs, f * load<V>(local.pos_w + i));

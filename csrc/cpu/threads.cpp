@@ -44,14 +44,18 @@ std::atomic<bool> forked{false};
 
 // When calls may use other threads again, and for how long they could not: nanoseconds of the clock.
 std::atomic<int64_t> alone_until{0}, alone_for{0};
+// The first call after that finds the runtime's threads asleep.  What it waits for them says nothing of the next ones.
+std::atomic<bool> asleep{false};
 
 int64_t nanoseconds_of(Clock::duration time) { return std::chrono::duration_cast<nanoseconds>(time).count(); }
 
 void note_team(bool held_up, Clock::time_point start, Clock::time_point end) {
+    if (asleep.exchange(false, std::memory_order_relaxed)) return;
     if (!held_up) return alone_for.store(0, std::memory_order_relaxed);
     const int64_t before = std::max(alone_for.load(std::memory_order_relaxed), nanoseconds_of(end - start));
     const int64_t longer = std::min(2 * before, nanoseconds_of(kAloneMost));
     alone_for.store(longer, std::memory_order_relaxed);
+    asleep.store(true, std::memory_order_relaxed);
     alone_until.store(nanoseconds_of(end.time_since_epoch()) + longer, std::memory_order_relaxed);
 }
 

@@ -35,6 +35,7 @@ struct Tiles {
     const Sums<C> sums;
     const int thread;
     const int64_t panels;
+    bool first_tile = false;  // of the share: it writes the gradients of x that the others add to
     // of the current tile
     const Factor<C>* weight = nullptr;
     int64_t weight_stride = 0;
@@ -48,10 +49,11 @@ struct Tiles {
 
     void run() {
         const Share labels = share_of(job, share);
-        begin(labels.lo);
+        begin(labels);
         int64_t tile = labels.first_tile;
         for (int64_t at = labels.lo, end; at < labels.hi; at = end, ++tile) {
             end = labels.tile_end(at);
+            first_tile = at == labels.lo;
             const int64_t count = end - at;
             enter(at, count, tile);
             if (layout.columns)
@@ -83,34 +85,33 @@ struct Tiles {
             for (int64_t panel = 0; panel < panels; ++panel) back(local.z + layout.panel_at(panel), count, panel);
     }
 
-    void begin(int64_t first) {
+    void begin(const Share& labels) {
         auto clear = [](auto* p, int64_t count) { __builtin_memset(p, 0, static_cast<size_t>(count) * sizeof(*p)); };
         if (job.needs_x) {
-            clear(sums.slack, panels * layout.slack * PW);
-            clear(sums.even, panels * layout.even * PW);
-            clear(sums.odd, panels * layout.odd * PW);
+            if (labels.lo == labels.hi) {
+                clear(sums.slack, panels * layout.slack * PW);
+                clear(sums.even, panels * layout.even * PW);
+                clear(sums.odd, panels * layout.odd * PW);
+            }
             clear(sums.codes, panels * layout.codes * PW);
         }
-        if (layout.loss) {
-            clear(sums.loss, panels * PW);
-            clear(local.pos_z, layout.tile * PW + PW);
-            clear(local.pos_w, layout.tile * PW + PW);
-        }
+        if (layout.loss) clear(sums.loss, panels * PW);
         if (job.consumer == Consumer::topk)  // what this thread has found in earlier shares
             for (int64_t row = 0; row < panels * PW; ++row) {
                 const int64_t slot = thread * job.rows + row;
                 const bool full = row < job.rows && job.heap_sizes[slot] == job.keep;
                 local.bound[row] = full ? static_cast<const C*>(job.heap_values)[slot * job.keep] : static_cast<C>(__builtin_nan(""));
             }
-        if (job.indices)  // the first positive label of each row that is not left of this share
+        // The first positive label of each row that is not left of this share: a search whose steps depend on the number of
+        // labels alone, so that those of many rows overlap.
+        if (job.indices)
             for (int64_t row = 0; row < job.rows; ++row) {
-                int64_t lo = job.offsets[row], hi = job.offsets[row + 1];
-                while (lo < hi) {
-                    const int64_t mid = lo + (hi - lo) / 2;
-                    if (job.indices[mid] < job.label_start + first) lo = mid + 1;
-                    else hi = mid;
+                const int64_t *at = job.indices + job.offsets[row], *end = job.indices + job.offsets[row + 1];
+                for (int64_t count = end - at; count > 0; count /= 2) {
+                    const int64_t half = (count + 1) / 2;
+                    at = at[half - 1] < job.label_start + labels.lo ? at + half : at;
                 }
-                local.cursor[row] = lo;
+                local.cursor[row] = at - job.indices;
             }
     }
 
@@ -250,6 +251,7 @@ struct Tiles {
                 block.add(local.weight_by_labels + j, 1, layout.slack, local.g_by_labels, PW, packed(count));
             else
                 block.add(weight + j, 1, weight_stride, g, PW, count);
+            if (first_tile) return block.write(gslack + j * PW, PW);
             block.add_to(gslack + j * PW, PW);
         });
         if (layout.codes) codes.back(g, count, panel);
@@ -261,14 +263,13 @@ struct Tiles {
                  job.rank - job.even_rank, local.turned_odd);
         C* geven = sums.even + panel * layout.even * PW;
         C* godd = sums.odd + panel * layout.odd * PW;
-        for (int v = 0; v < PW; v += L) store(geven + v, load<V>(geven + v) + load<V>(local.turned_even + v));
+        const auto add = [&](C* to, V more) { store(to, first_tile ? more : load<V>(to) + more); };
+        for (int v = 0; v < PW; v += L) add(geven + v, load<V>(local.turned_even + v));
         for (int64_t j = 0; j < job.k; ++j)
             for (int v = 0; v < PW; v += L) {
                 const V e = load<V>(local.turned_even + (j + 1) * PW + v), o = load<V>(local.turned_odd + j * PW + v);
-                C* to_e = geven + (j + 1) * PW + v;
-                C* to_o = godd + j * PW + v;
-                store(to_e, load<V>(to_e) + (cos[j] * e - sin[j] * o));
-                store(to_o, load<V>(to_o) + (sin[j] * e + cos[j] * o));
+                add(geven + (j + 1) * PW + v, cos[j] * e - sin[j] * o);
+                add(godd + j * PW + v, sin[j] * e + cos[j] * o);
             }
     }
 

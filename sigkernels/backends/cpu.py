@@ -49,7 +49,8 @@ _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16:
 
 _CHUNK = 256  # rows that a tile holds at a time
 _SHARE_UNIT = _C.SHARE_UNIT if _C else 1  # labels: they are cut into shares in these units
-_SHARE_LABELS = 350  # of a share, at least, where there are no columns but slack
+_SHARE_LABELS = 1400  # of a share, where there are no columns but slack
+_FEW_SHARES, _FEW_SHARE_LABELS = 4, 350  # so many are made of fewer labels, at least of so many each
 _MOST_SHARES = 64
 _TILE_BYTES = 256 * 1024  # of weight and logits that a tile keeps in the second-level cache
 _SMALL = 200_000  # multiplications below which a second thread costs more than it brings
@@ -234,10 +235,8 @@ class _Call:
 
     def keep(self, tensor: Tensor | None) -> int:
         """The address of a tensor that lives as long as this call."""
-        if tensor is None:
-            return 0
         self.kept.append(tensor)
-        return tensor.data_ptr()
+        return _address(tensor)
 
     def set_targets(self, targets: LabelSets | Tensor | PartialTargets) -> None:
         unknown = None
@@ -246,13 +245,14 @@ class _Call:
         if isinstance(targets, LabelSets):
             indices, offsets = targets.unchecked()
             indices, offsets = indices.contiguous(), offsets.contiguous()
+            self.kept += indices, offsets, unknown
             self.c.set_sparse_targets(
-                indices=self.keep(indices),
+                indices=indices.data_ptr(),
                 num_indices=indices.numel(),
-                offsets=self.keep(offsets),
+                offsets=offsets.data_ptr(),
                 num_offsets=offsets.numel(),
                 num_labels=targets.num_labels,
-                unknown=self.keep(unknown),
+                unknown=_address(unknown),
             )
             return
         if targets.dtype not in _DTYPES:
@@ -261,16 +261,18 @@ class _Call:
         self.c.set_dense_targets(data=self.keep(targets), dtype=_DTYPES[targets.dtype], stride=stride, step=step)
 
     def set_gradients(self, grad_x: Tensor | None, grad_bias: Tensor | None, grad_weight: Tensor | None) -> None:
-        """Where the gradients go; ``None``: nobody needs it."""
-        given = {}
-        if grad_x is not None:
-            given["grad_x"] = self.keep(grad_x)
-        if grad_bias is not None:
-            given["grad_bias"] = self.keep(grad_bias)
-        if grad_weight is not None:
-            given["grad_weight"], given["grad_weight_stride"] = self.keep(grad_weight), grad_weight.stride(0)
-            given["grad_weight_dtype"] = _DTYPES[grad_weight.dtype]
-        self.c.set_gradients(**given)
+        """Where the gradients go, which the caller keeps alive; ``None``: nobody needs it."""
+        self.c.set_gradients(
+            grad_x=_address(grad_x),
+            grad_bias=_address(grad_bias),
+            grad_weight=_address(grad_weight),
+            grad_weight_stride=0 if grad_weight is None else grad_weight.stride(0),
+            grad_weight_dtype=0 if grad_weight is None else _DTYPES[grad_weight.dtype],
+        )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _with_unit_stride(a: Tensor) -> tuple[Tensor, int]:
@@ -333,10 +335,12 @@ def _new_shape(
 def _shares(labels: int, slack: int, meta: LayerMeta) -> int:
     """Parts of the labels that threads take one by one: by the sizes of the layer alone, and with them all sums.
 
-    Each has a ``grad_x`` of its own, which is cleared and added up: a small part of the work of so many labels.
+    Each has a ``grad_x`` of its own, which is written and added up: a small part of the work of so many labels.
     """
-    least = _SHARE_LABELS * (max(2 * meta.k + 1, 0) + meta.codes + slack) // (slack + 16)
-    return min(1 << max(labels // max(least, 1), 1).bit_length() - 1, _MOST_SHARES)
+    costs, pays = meta.fixed_columns + slack, slack + 16  # columns of a grad_x, and what a label takes
+    few = min(labels * pays // (_FEW_SHARE_LABELS * max(costs, 1)), _FEW_SHARES)
+    shares = max(labels * pays // (_SHARE_LABELS * max(costs, 1)), few, 1)
+    return min(1 << shares.bit_length() - 1, _MOST_SHARES)
 
 
 def _tile(labels: int, slack: int, rows: int, shares: int, itemsize: int) -> int:

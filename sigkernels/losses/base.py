@@ -117,8 +117,7 @@ class Loss:
 
     def check_labels(self, num_labels: int, device: torch.device) -> None:
         """Refuses tensors that do not fit ``num_labels`` labels on ``device``."""
-        for field in vars(self):
-            tensor = getattr(self, field)
+        for field, tensor in vars(self).items():
             if not isinstance(tensor, Tensor):
                 continue
             name = f"{field} of {type(self).__name__}"
@@ -137,8 +136,7 @@ class Loss:
 
     def tensors(self) -> list[Tensor]:
         """The tensors among the settings, in the order of the fields."""
-        values = [getattr(self, name) for name in vars(self)]
-        return [value for value in values if isinstance(value, Tensor)]
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def learned(self) -> tuple[Tensor | None, Tensor | None]:
         """The tensors that may take gradients, at most two."""

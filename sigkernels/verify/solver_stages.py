@@ -37,9 +37,16 @@ def _spread(executor: Executor | None, function: Callable[..., Any], shared: tup
         return
     workers = getattr(executor, "_max_workers", None) or 8
     size = max(1, -(-len(items) // (4 * workers)))
-    futures = [executor.submit(function, *shared, items[at : at + size]) for at in range(0, len(items), size)]
+    parts = (items[at : at + size] for at in range(0, len(items), size))
+    futures = [executor.submit(_elsewhere, function, *shared, part) for part in parts]
     for future in as_completed(futures):
         yield from future.result()
+
+
+def _elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A call that the executor may have brought into another process, whose BLAS has threads of its own."""
+    with one_blas_thread():
+        return function(*arguments)
 
 
 class _Rows(NamedTuple):
@@ -144,7 +151,7 @@ def _solve_active_sets(
     rows: ndarray, offset: ndarray | None, inputs: InputBall, items: list[tuple[Item, ndarray, ndarray]]
 ) -> list[tuple[int, Any]]:
     out = []
-    with one_blas_thread(), np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
         for item, support, multipliers in items:
             problem = HullProblem.of(rows, offset, item.active, inputs.size)
             found = active_set(problem, support, multipliers, STEPS_PER_FEATURE * rows.shape[1])
@@ -178,8 +185,7 @@ def active_sets(ledger: Ledger, which: ndarray, executor: Executor | None) -> No
 
 
 def _solve_programs(rows: ndarray, offset: ndarray | None, box: float, items: list[Item]) -> list[tuple[int, Any]]:
-    with one_blas_thread():  # the executor may have brought this into another process
-        return [(item.number, programs(rows, offset, item.active, box, item.start)) for item in items]
+    return [(item.number, programs(rows, offset, item.active, box, item.start)) for item in items]
 
 
 def linear_programs(ledger: Ledger, which: ndarray, executor: Executor | None) -> None:

@@ -83,8 +83,7 @@ double run_case(const sk::Kernels& kernels, const Case& a, sk::Dtype dtype, bool
         for (auto& byte : bits) byte = static_cast<uint8_t>(draw());
         job.code_bits = bits.data();
     }
-    int64_t tiles = 0;
-    for (int i = 0; i < a.shares; ++i) tiles += sk::share_of(job, i).tiles();
+    const int64_t tiles = a.shares * sk::most_tiles(job);
     job.rank = a.k >= 0 ? 5 : 0, job.even_rank = a.k >= 0 ? 3 : 0;
     Array u(real, job.tile * job.rank), v_even(real, job.even_rank * (a.k + 1));
     Array v_odd(real, a.k > 0 ? (job.rank - job.even_rank) * a.k : 0), cos(real, a.k > 0 ? tiles * a.k : 0), sin = cos;
