@@ -6,7 +6,6 @@ pytest bench/bench_gpu_paths.py
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,16 +17,9 @@ from sigkernels.backends.gpu_paths import PATHS, ShapeClass, all_classes
 pytestmark = [
     pytest.mark.benchmark(timer=CLOCK),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+    pytest.mark.usefixtures("tf32"),
 ]
 ROUNDS = 5 if QUICK else 20
-
-
-@pytest.fixture(autouse=True)
-def tf32() -> Iterator[None]:
-    matmul = torch.backends.cuda.matmul
-    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
-    yield
-    matmul.fp32_precision = before
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -24,6 +23,7 @@ from sigkernels import BCE
 pytestmark = [
     pytest.mark.benchmark(timer=CLOCK),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+    pytest.mark.usefixtures("tf32"),
 ]
 CASES = [
     Case(8921, 80, 50, 64),
@@ -45,14 +45,6 @@ class Taken(NamedTuple):
     device: list[float]
     host: float  # seconds
     peak_bytes: int
-
-
-@pytest.fixture(autouse=True)
-def tf32() -> Iterator[None]:
-    matmul = torch.backends.cuda.matmul
-    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
-    yield
-    matmul.fp32_precision = before
 
 
 def step_of(problem: Problem, who: str) -> Step:

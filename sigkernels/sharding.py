@@ -223,8 +223,8 @@ def label_shard(num_labels: int, device_mesh: Any, process_group: Any, device: A
     return LabelShard(num_labels, device_mesh)
 
 
-class _GradientChanged(torch.autograd.Function):
-    """x itself; subclasses say what becomes of its gradient."""
+class _OfShard(torch.autograd.Function):
+    """x itself; subclasses say what becomes of its gradient, or of x."""
 
     @staticmethod
     def forward(x: Tensor, shard: LabelShard) -> Tensor:  # type: ignore[override]
@@ -235,27 +235,23 @@ class _GradientChanged(torch.autograd.Function):
         ctx.shard = inputs[1]
 
 
-class _Share(_GradientChanged):
+class _Share(_OfShard):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return ctx.shard.all_reduce(g), None
 
 
-class _Sum(torch.autograd.Function):
+class _Sum(_OfShard):
     @staticmethod
     def forward(x: Tensor, shard: LabelShard) -> Tensor:  # type: ignore[override]
         return shard.all_reduce(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return g, None
 
 
-class _DataMean(_GradientChanged):
+class _DataMean(_OfShard):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         mean = g.clone(memory_format=torch.contiguous_format)

@@ -25,12 +25,12 @@ from ..partial_labels import PartialTargets
 from . import missing_kernels, torch_tiled
 from .gradient_memory import empty_gradient
 from .interface import (
-    Backend,
     ColumnResult,
     LMLSteps,
     LossCall,
     LossResult,
     Operation,
+    WholeBackend,
     accumulate_dtype,
     cast_all,
     gradient_dtype,
@@ -57,7 +57,7 @@ _SMALL = 200_000  # multiplications below which a second thread costs more than 
 _CACHE_BYTES = 64 * 2**20
 
 
-class CPUBackend(Backend):
+class CPUBackend(WholeBackend):
     """The compiled tile loop."""
 
     name = "cpu"
@@ -70,15 +70,6 @@ class CPUBackend(Backend):
 
     def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
         return self.refuses_loss(loss)
-
-    def refuses_codes(self) -> str | None:
-        return None
-
-    def refuses_unknown(self) -> str | None:
-        return None
-
-    def refuses_update(self) -> str | None:
-        return None
 
     def fused_loss(self, call: LossCall) -> LossResult:
         return fused_loss(call)

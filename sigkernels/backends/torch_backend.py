@@ -8,10 +8,10 @@ from ..labels import LabelSets
 from ..layer import Layer
 from ..layer_update import LayerUpdate
 from . import torch_columns, torch_lml, torch_tiled
-from .interface import Backend, ColumnResult, LMLSteps, LossCall, LossResult, Operation
+from .interface import ColumnResult, LMLSteps, LossCall, LossResult, Operation, WholeBackend
 
 
-class TorchBackend(Backend):
+class TorchBackend(WholeBackend):
     """Label chunks through torch's matrix products: the fallback of all others."""
 
     name = "torch"
@@ -23,15 +23,6 @@ class TorchBackend(Backend):
         return None
 
     def refuses(self, operation: Operation, loss: object = None) -> str | None:
-        return None
-
-    def refuses_codes(self) -> str | None:
-        return None
-
-    def refuses_unknown(self) -> str | None:
-        return None
-
-    def refuses_update(self) -> str | None:
         return None
 
     def fused_loss(self, call: LossCall) -> LossResult:
