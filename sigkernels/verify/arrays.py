@@ -72,6 +72,16 @@ def keep(xp: Any, scores: Array, work: Array, kept: Array | None = None) -> Arra
     return xp.where(xp.any(member, axis=1), xp.full_like(scores, -float("inf")), scores)
 
 
+def spread(xp: Any, like: Array, work: Array, values: Array) -> Array:
+    """Zeros [B, n], with ``values`` [B, m] at the positions ``work`` [B, m]."""
+    out = xp.zeros_like(like)
+    if hasattr(xp, "put_along_axis"):
+        xp.put_along_axis(out, work, values, axis=1)
+        return out
+    member = work[:, :, None] == xp.arange(like.shape[1])[None, None, :]
+    return xp.sum(xp.where(member, values[:, :, None], xp.zeros_like(values)[:, :, None]), axis=1)
+
+
 def matvec(xp: Any, a: Array, x: Array) -> Array:
     """``a @ x`` per batch entry: [B, m, d], [B, d] → [B, m]."""
     return xp.matmul(a, x[:, :, None])[:, :, 0]

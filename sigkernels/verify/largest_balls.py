@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, keep, matvec, mT, smallest, to_numpy
+from .arrays import Array, keep, matvec, mT, smallest, spread, to_numpy
 from .input_ball import InputBall
 from .interior import Centre, column, free_coordinates, in_few_coordinates, interior
 from .interior_l2 import interior_l2
@@ -24,6 +24,7 @@ ROUGH_AGAIN = 0.1  # … in further rounds, while the bounds are still apart
 NEAR = 0.5  # of the radius: bounds this close say which rows matter, and the next round may be the last
 NEAREST = 1e-3  # … and from here on no row leaves any more, so that this ends
 LOOSE = 0.1  # of the radius: rows that far from the ball leave
+INSIDE = 0.99  # of the best point: where the next round begins
 BISECTIONS = 8  # of a line, for the best point on it
 CLOSED = 1e-6  # of the radius: when a set is done
 MORE_ROWS = 128  # than features, to begin with; of crowded matrices as many again as features
@@ -160,18 +161,23 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
     best = _Best(x, batch.margins(x))
     score = xp.where(batch.y > 0, xp.full_like(batch.y, -float("inf")), best.margins)
     free = None  # [B, f] the coordinates that are not held at the edge of the box; None: all
+    known = None  # what the last round says of the multipliers
     gap = xp.full_like(x[:, 0], ROUGH_AGAIN if batch.crowded else ROUGH)
     for iteration in range(ROUNDS):
         work = smallest(xp, score, m)
         a, c = batch.gather(work)
         gap = gap if m < n else xp.full_like(gap, GAP)
-        centre = batch.interior(xp, a, c, x, gap) if free is None else in_few_coordinates(xp, a, c, x, gap, free)
+        if free is not None:
+            centre = in_few_coordinates(xp, a, c, x, gap, free)
+        else:
+            centre = batch.interior(xp, a, c, x, gap, before=_again(xp, a, c, best, known, work))
         price = batch.priced(a, c, centre, free is None)
         yield from batch.found(centre, work, price.open if m < n else None)
         go = xp.nonzero(price.open)[0]
         if go.shape[0] == 0 or m == n:
             return
         best = best.towards(xp, centre.x, price.margins)
+        known = _Known(spread(xp, best.margins, work, centre.multipliers), price.above)
         apart = (price.above - best.radius(xp)) / xp.abs(price.above)
         sure = (apart < NEAR) & (apart > NEAREST)
         loose = xp.where(sure, LOOSE * xp.abs(centre.e) + 3.0 * centre.gap, xp.full_like(apart, float("inf")))
@@ -182,10 +188,35 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
         )
         x, score, apart, kept = (xp.take(v, go, axis=0) for v in (centre.x, score, apart, kept))
         best = _Best(*(xp.take(v, go, axis=0) for v in best))
+        known = _Known(*(xp.take(v, go, axis=0) for v in known))
         free = None if free is None else xp.take(free, go, axis=0)
         batch.take(go)
         gap = xp.where(apart < NEAR, xp.full_like(apart, GAP), xp.full_like(apart, ROUGH_AGAIN))
         m = min(n, max(fewest, int(xp.max(xp.count_nonzero(kept, axis=1))) + d // 2 + 1))
+
+
+class _Known(NamedTuple):
+    """Multipliers of all rows, and the bound that they give."""
+
+    multipliers: Array  # [B, n]
+    above: Array  # [B]
+
+
+def _again(xp: Any, a: Array, c: Array, best: _Best, known: _Known | None, work: Array) -> Centre | None:
+    """Where a round on the rows ``work`` goes on: from the best point and the multipliers of the last; None at first.
+
+    From multipliers that cancel nothing, as at the start, most steps of the method go into making them cancel.
+    """
+    if known is None:
+        return None
+    x = INSIDE * best.x
+    reach = matvec(xp, a, x) + c
+    room = known.above - xp.min(reach, axis=1)
+    e = xp.min(reach, axis=1) - 0.1 * room
+    slack = reach - column(e)
+    least = column(0.1 * room / (a.shape[1] + 2 * a.shape[2])) / slack
+    multipliers = xp.maximum(xp.take_along_axis(known.multipliers, work, axis=1), least)
+    return Centre(x, e, multipliers, slack, known.above - e)
 
 
 class _Best(NamedTuple):

@@ -14,7 +14,7 @@ from numpy import ndarray
 from .question import LARGEST, ActiveSets, Question
 from .rounding import SLOP, SMALLEST, TINY, U, exact_dots, gamma, norm_upper, row_norms, two_parts
 
-ENOUGH = 1e-9  # of the radius: what exact sums would add to it is not worth them
+ENOUGH = 1e-8  # of the radius: what exact sums would add to it is not worth them
 EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
