@@ -13,11 +13,13 @@ template <class T, class F>
 void with_shape_of(int64_t batch, int limit, F f) {
     if constexpr (sizeof(T) == 4) {
         using Large = Shape<T, 8, 2, 8, 32>;
+        if (batch <= 64) return f(Shape<T, 8, 1, 4, 64>{});
         if (batch > 128 && limit >= Large::BYTES) return f(Large{});
         f(Shape<T, 8, 1, 8, 32>{});
     } else {
         using Large = Shape<T, 4, 2, 8, 128>;
         if (batch <= 64) return f(Shape<T, 4, 2, 2, 128>{});
+        if (batch <= 128) return f(Shape<T, 4, 2, 4, 128>{});
         if (limit >= Large::BYTES) return f(Large{});
         f(Shape<T, 4, 2, 8, 64>{});
     }

@@ -54,7 +54,7 @@ void both_kernels() {
 int main() {
     both_kernels<Shape<__nv_bfloat16, 4, 2, 2, 128>>();  // four warps have the same rows
 #ifndef ONLY_ONE
-    both_kernels<Shape<float, 8, 1, 8, 32>>();
+    both_kernels<Shape<float, 8, 1, 4, 64>>();
 #endif
     return 0;
 }
