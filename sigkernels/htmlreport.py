@@ -86,9 +86,10 @@ def new_figure(width: float = 5.2, height: float = 3.2) -> tuple[Any, Any]:
 
 def legend(figure: Any, columns: int, title: str | None = None) -> None:
     """A legend above the axes, where it covers no point."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
+    entries = {label: handle for each in pairs for handle, label in each}
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=columns, title=title, frameon=False, fontsize=8,
+        entries.values(), entries.keys(), loc="outside upper center", ncols=columns, title=title, frameon=False, fontsize=8,
         title_fontsize=8,
     )  # fmt: skip
 
