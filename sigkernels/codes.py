@@ -134,7 +134,7 @@ def code_matrix(
 
 
 @functools.cache
-def _hadamard(size: int) -> NDArray[np.float32]:
+def hadamard(size: int) -> NDArray[np.float32]:
     """The Sylvester-Hadamard matrix, ``[size, size]`` of ±1."""
     matrix = np.ones((1, 1), dtype=np.float32)
     while len(matrix) < size:
@@ -149,7 +149,7 @@ def fwht(x: Tensor) -> Tensor:
     entry, in matrix products that every library and every device has. c is a power of 4.
     """
     side = math.isqrt(x.shape[-1])
-    matrix = torch.from_numpy(_hadamard(side)).to(x.device, x.dtype)
+    matrix = torch.from_numpy(hadamard(side)).to(x.device, x.dtype)
     squares = x.reshape(*x.shape[:-1], side, side)
     return (matrix @ (squares @ matrix)).reshape(x.shape)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from sigkernels import backends
 from sigkernels.backends import cuda, cuda_support, device_tables, gpu_paths
 from sigkernels.backends.device_tables import DeviceTables
-from sigkernels.backends.gpu_kernels import tf32_allowed
 from sigkernels.backends.gpu_paths import LossShape
+from sigkernels.backends.library_walk import tf32_allowed
 from sigkernels.layer import LayerMeta
 from sigkernels.validation import check_targets
 

@@ -681,7 +681,7 @@ def test_refuses_parameters_that_no_loss_steps() -> None:
         opt.step()
 
 
-@pytest.mark.parametrize("name", ["cuda", "triton"])
+@pytest.mark.parametrize("name", ["cuda"])
 def test_gpu_kernels_refuse_by_name(name: str) -> None:
     from sigkernels import backends
 

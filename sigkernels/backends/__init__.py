@@ -39,6 +39,7 @@ __all__ = [
     "choose",
     "forced_name",
     "gpu_paths_here",
+    "scale_on_device",
     "select",
 ]
 
@@ -147,6 +148,17 @@ def choose(
     if device.type == "cpu" and (reason := _unavailable("cpu")) is not None:
         missing_kernels.warn_once(reason)
     return _BACKENDS["torch"]
+
+
+def scale_on_device(grads: list[Tensor], factor: Tensor) -> None:
+    """Multiplies gradients in place by a scalar of their device, which nobody waits for. It is 1 nearly always: where there
+    is Triton, one small launch finds that out and writes nothing."""
+    if factor.is_cuda and _unavailable("triton") is None:
+        from .triton import scale
+
+        grads = scale.scale_(grads, factor)
+    for grad in grads:
+        grad.mul_(factor)
 
 
 def gpu_paths_here(loss: Any = None) -> tuple[GPUPath, ...]:

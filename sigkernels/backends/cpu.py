@@ -22,7 +22,7 @@ from ..layer import Layer, LayerMeta
 from ..layer_update import ROUNDINGS, LayerUpdate, ParameterUpdate
 from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
-from . import missing_kernels, torch_tiled
+from . import library_scans, missing_kernels
 from .gradient_memory import empty_gradient
 from .interface import (
     ColumnResult,
@@ -86,7 +86,7 @@ class CPUBackend(WholeBackend):
         return logits(x, layer)
 
     def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
-        return torch_tiled.logits_adjoint(g, layer)
+        return library_scans.logits_adjoint(g, layer)
 
     def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
         return topk(x, layer, m)

@@ -46,6 +46,10 @@ class DeviceTables(Generic[T]):
                 tensor.record_stream(stream)
         return found
 
+    def clear(self) -> None:
+        """Lets everything go that no graph reads."""
+        self._cache.clear()
+
 
 def capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is recording the current stream."""

@@ -27,9 +27,8 @@ from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .device_tables import DeviceTables
 from .flash_kernels import MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes
-from .gpu_kernels import tf32_allowed
 from .interface import LossCall, LossResult, gradient_dtype, label_vector
-from .torch_tiled import without_autocast
+from .library_walk import tf32_allowed, without_autocast
 
 WIDEST = 128  # slack columns
 _PARTS = 3  # columns of the basis that hold the constant

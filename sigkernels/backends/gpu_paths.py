@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from ..layer import LayerMeta
-from .gpu_kernels import tf32_allowed
 from .interface import BackendError
+from .library_walk import tf32_allowed
 
 GPUPath = Literal["cuda", "flash", "library"]
 PATHS: tuple[GPUPath, ...] = get_args(GPUPath)

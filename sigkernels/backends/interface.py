@@ -51,6 +51,7 @@ class LossResult(NamedTuple):
     grad_weight: Tensor | None  # [m, s]
     grad_bias: Tensor | None  # [m]
     total: float | Tensor | None = None  # the sum of the rows, where it is known without another operation
+    value: Tensor | None = None  # [] scale · Σ rows in the accumulation dtype, where a kernel has made it
 
     @property
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

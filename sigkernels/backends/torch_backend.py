@@ -7,14 +7,16 @@ from torch import Tensor
 from ..labels import LabelSets
 from ..layer import Layer
 from ..layer_update import LayerUpdate
-from . import torch_columns, torch_lml, torch_tiled
+from . import library_pass, library_scans, torch_columns, torch_lml
 from .interface import ColumnResult, LMLSteps, LossCall, LossResult, Operation, WholeBackend
+from .pointwise_torch import TorchPointwise
 
 
 class TorchBackend(WholeBackend):
-    """Label chunks through torch's matrix products: the fallback of all others."""
+    """The library path with torch operations between its matrix products: the fallback of all others."""
 
     name = "torch"
+    pointwise = TorchPointwise()
 
     def unavailable(self) -> str | None:
         return None
@@ -26,25 +28,25 @@ class TorchBackend(WholeBackend):
         return None
 
     def fused_loss(self, call: LossCall) -> LossResult:
-        return torch_tiled.fused_loss(call)
+        return library_pass.fused_loss(call, self.pointwise)
 
     def fused_update(self, call: LossCall, update: LayerUpdate) -> LossResult:
-        return torch_tiled.fused_loss(call, update)
+        return library_pass.fused_loss(call, self.pointwise, update)
 
     def column_loss(self, call: LossCall) -> ColumnResult:
         return torch_columns.column_loss(call)
 
     def logits(self, x: Tensor, layer: Layer) -> Tensor:
-        return torch_tiled.logits(x, layer)
+        return library_scans.logits(x, layer)
 
     def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
-        return torch_tiled.logits_adjoint(g, layer)
+        return library_scans.logits_adjoint(g, layer)
 
     def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
-        return torch_tiled.topk(x, layer, m)
+        return library_scans.topk(x, layer, m)
 
     def predict(self, x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
-        return torch_tiled.predict(x, layer, threshold)
+        return library_scans.predict(x, layer, threshold)
 
     def lml(self) -> LMLSteps:
         return torch_lml.STEPS

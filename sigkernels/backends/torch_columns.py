@@ -17,7 +17,9 @@ from ..losses import ColumnLoss, ConfusionLoss, ConfusionParams
 from ..losses.base import tile_gradients, tile_value
 from ..losses.kernel_params import SIGMOID_OF_PROBABILITY, UNBOUNDED
 from .interface import BackendError, ColumnResult, LossCall, gradient_dtype, like_setting, sum_dtype
-from .torch_tiled import Chunk, ChunkTargets, GradientSums, LabelChunks, without_autocast
+from .library_pass import GradientSums, Slopes
+from .library_walk import Chunk, LabelWalk, without_autocast
+from .pointwise_torch import ChunkTargets
 
 _SETTINGS = ("beta", "eta")
 
@@ -25,7 +27,6 @@ _SETTINGS = ("beta", "eta")
 class _Columns(NamedTuple):
     """A chunk of labels: everything that the loss needs of it."""
 
-    number: int
     chunk: Chunk
     score: Tensor  # [B, c]: S, or 1-S for a mirrored metric
     slope: Tensor  # [B, c]: ∂score/∂z
@@ -53,15 +54,15 @@ def _by_autograd(call: LossCall, loss: ColumnLoss) -> ColumnResult:
             f"{type(loss).__name__} with average='pooled' needs the sums of all labels, which only SigmoidF1 and "
             "UnboundedF1 themselves have a pass for; use average='label'"
         )
-    walk = LabelChunks(x, layer)
+    walk = LabelWalk(x, layer, False)
     wide = sum_dtype(x.device)
     sums = GradientSums(walk, call.needs, gradient_dtype(x.dtype))
     settings = {name: getattr(loss, name) for name, need in zip(_SETTINGS, call.needs[3:], strict=True) if need}
     grads = {n: torch.zeros(layer.num_rows if s.ndim else (), dtype=wide, device=x.device) for n, s in settings.items()}
     value = torch.zeros((), dtype=wide, device=x.device)
     targets = ChunkTargets(call.targets, layer, walk)
-    for index, chunk in enumerate(walk):
-        start, stop, _, z = chunk
+    for chunk in walk:
+        start, stop, z = chunk.start, chunk.stop, walk.add_bias_(chunk)
         part = loss.at_labels(z, layer.label_start + start, layer.label_start + stop)
         leaves = {name: getattr(part, name).detach().requires_grad_() for name in settings}
         part = dataclasses.replace(part, **leaves) if leaves else part
@@ -70,7 +71,7 @@ def _by_autograd(call: LossCall, loss: ColumnLoss) -> ColumnResult:
         if not any(call.needs):
             continue
         g, *others = tile_gradients(f, torch.full_like(f, float(call.scale)), [leaf, *leaves.values()])
-        sums.add(index, chunk, g)
+        sums.add(chunk, Slopes(g))
         for name, grad in zip(leaves, others, strict=True):
             if grad.ndim:
                 grads[name][start:stop] = grad
@@ -81,9 +82,9 @@ def _by_autograd(call: LossCall, loss: ColumnLoss) -> ColumnResult:
 
 def _confusion_loss(call: LossCall, loss: ConfusionLoss, params: ConfusionParams) -> ColumnResult:
     x, layer, needs, scale = call.x, call.layer, call.needs, float(call.scale)
-    walk = LabelChunks(x, layer)
+    walk = LabelWalk(x, layer, False)
     wide = sum_dtype(x.device)
-    tiny = torch.finfo(walk.x.dtype).tiny
+    tiny = torch.finfo(walk.out).tiny
     value = torch.zeros((), dtype=wide, device=x.device)
     pooled = None
     if params.pooled:
@@ -116,17 +117,17 @@ def _confusion_loss(call: LossCall, loss: ConfusionLoss, params: ConfusionParams
             if grad_eta is not None:
                 beta = _setting(params.beta, layer, inside, wide, x.device)
                 grad_eta[inside] = by_t.sum(0, dtype=wide) * _finite(beta)
-        sums.add(c.number, c.chunk, by_score.mul_(c.slope))
+        sums.add(c.chunk, Slopes(by_score.mul_(c.slope)))
     settings = like_setting(params.beta, grad_beta), like_setting(params.eta, grad_eta)
     return ColumnResult(value, *sums.finish(), *settings)
 
 
-def _columns(walk: LabelChunks, call: LossCall, params: ConfusionParams, slopes: bool) -> Iterator[_Columns]:
+def _columns(walk: LabelWalk, call: LossCall, params: ConfusionParams, slopes: bool) -> Iterator[_Columns]:
     chunk_targets = ChunkTargets(call.targets, call.layer, walk)
     wide = sum_dtype(walk.x.device)
     soft = isinstance(call.targets, Tensor) and not params.pooled and walk.x.shape[0] > 0
-    for index, chunk in enumerate(walk):
-        start, stop, _, z = chunk
+    for chunk in walk:
+        start, stop, z = chunk.start, chunk.stop, walk.add_bias_(chunk)
         y = chunk_targets(start, stop)
         if params.mirrored:
             y = 1 - y
@@ -156,7 +157,7 @@ def _columns(walk: LabelChunks, call: LossCall, params: ConfusionParams, slopes:
             score = 1 - z if params.mirrored else z
             slope = torch.full((), -1.0 if params.mirrored else 1.0, dtype=z.dtype, device=z.device)
         tp, s = (score * y).sum(0).to(wide), score.sum(0).to(wide)
-        yield _Columns(index, chunk, score, slope, t, steep, y, least, tp, s, p)
+        yield _Columns(chunk, score, slope, t, steep, y, least, tp, s, p)
 
 
 def _times(a: Tensor, factor: Tensor | float) -> Tensor:

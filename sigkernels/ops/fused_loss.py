@@ -144,7 +144,7 @@ def _over_shards(result: LossResult, reduction: str, shard: LabelShard) -> LossR
         return result._replace(rows=shard.all_reduce(result.rows))
     total = result.rows.sum() if result.total is None else result.rows.new_tensor(result.total)
     total = shard.all_reduce(total)
-    return result._replace(rows=result.rows, total=total.item() if total.is_cpu else total)
+    return result._replace(total=total.item() if total.is_cpu else total, value=None)
 
 
 def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dtype) -> Tensor:
@@ -152,6 +152,8 @@ def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dt
     if reduction == "none":
         return rows.to(dtype)
     count = rows.shape[0] * num_labels if reduction == "mean" else 1
+    if result.value is not None and count:
+        return result.value
     if result.total is not None and count:
         total = result.total / count
         return total.to(dtype) if isinstance(total, Tensor) else _scalar(total, dtype)
@@ -247,10 +249,12 @@ def _eager_gradients(ctx: Any, arrays: Arrays, grad_output: Tensor) -> Gradients
 
 def _scaled(grads: Gradients, grad_output: Tensor) -> Gradients:
     """The gradients times a scalar, in place: nobody else holds them."""
-    if not grad_output.is_cpu or grad_output.item() != 1.0:  # no accelerator is waited for
-        for grad in grads:
-            if grad is not None:
-                grad.mul_(grad_output)
+    made = [grad for grad in grads if grad is not None]
+    if not grad_output.is_cpu:  # no accelerator is waited for
+        backends.scale_on_device(made, grad_output)
+    elif grad_output.item() != 1.0:
+        for grad in made:
+            grad.mul_(grad_output)
     return grads
 
 

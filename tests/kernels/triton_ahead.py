@@ -2,11 +2,11 @@
 
     python -m tests.kernels.triton_ahead            # compiles what has changed since the table was written
     python -m tests.kernels.triton_ahead --write    # and writes the table
-    python -m tests.kernels.triton_ahead --all      # compiles everything: about eight minutes on two cores
+    python -m tests.kernels.triton_ahead --all      # compiles everything: some minutes on two cores
 
-A compilation is a launch as the backend makes it: kernel, dtype, configuration, and the class of slack (a multiple of
-16, 1, or neither) that Triton compiles apart. Its key is Triton's own, of all sources that it is made of, its constants
-and its types: an entry of the table with that key is a result of these very sources.
+A compilation is a launch as the backend makes it: kernel, dtype, and a variant of its settings. Its key is Triton's own,
+of all sources that it is made of, its constants and its types: an entry of the table with that key is a result of these
+very sources.
 """
 
 from __future__ import annotations
@@ -38,111 +38,120 @@ SHARED = {
     "cuda:100": 227 * 1024,
     "cuda:120": 99 * 1024,
     "hip:gfx942": 64 * 1024,
+    "hip:gfx1100": 64 * 1024,
 }
-TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "tf32": "fp32", "float64": "fp64"}
-HALVES = ("bfloat16", "float16")
-SLACK = {"aligned": 64, "one": 1, "awkward": 50}  # one of each class
-HOMES = {"fused_loss": "fused_loss", "confusion_loss": "confusion_loss", "add_slabs": "gradients"}
-KERNELS = ("fused_loss", "confusion_loss", "add_slabs", "logits", "predict", "topk", "lml")
-PARTS = ("dft", "plain")
-LML_STEPS = 4
-# What the tests compile themselves: losses, a sort, tensor cores, both makers, every class of slack.
+TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+VARIANTS = {
+    "elementwise": ("sparse", "dense"),
+    "row_totals": ("few", "many"),
+    "columns": ("sparse", "dense"),
+    "topk": ("short", "long"),
+    "scale": ("all",),
+    "lml": ("step0", "step1", "step2", "step3"),
+}
+# What the tests compile themselves: one of each kernel, both makers.
 SAMPLE = (
-    "cuda:80 fused_loss bfloat16 aligned dft",
-    "cuda:80 fused_loss float32 awkward dft",
-    "cuda:90 confusion_loss bfloat16 awkward plain",
-    "cuda:100 topk tf32 one dft",
-    "cuda:90 predict float64 awkward plain",
-    "cuda:80 lml float32 aligned step1",
-    "hip:gfx942 fused_loss float32 awkward plain",
-    "hip:gfx942 logits bfloat16 aligned dft",
+    "cuda:80 elementwise bfloat16 sparse",
+    "cuda:90 elementwise float32 dense",
+    "cuda:80 columns float32 dense",
+    "cuda:120 topk bfloat16 short",
+    "cuda:80 lml float32 step1",
+    "hip:gfx942 elementwise float16 sparse",
+    "hip:gfx1100 row_totals float32 few",
 )
 
 
 class Job(NamedTuple):
     target: str
     kernel: str
-    dtype: str
-    slack: str  # the class; of the LML projection that of n
-    part: str  # "dft" or "plain": with or without a DFT part; "step0" to "step3" of the LML projection
-    config: tuple[int, ...] = ()
+    dtype: str  # of x
+    variant: str
 
     @property
     def name(self) -> str:
-        return " ".join([*self[:5], "x".join(map(str, self.config))]).rstrip()
+        return " ".join(self)
+
+
+class Launch(NamedTuple):
+    """A launch as the backend makes it."""
+
+    kernel: Any
+    types: dict[str, str]  # of pointers; everything else is an int32
+    constants: dict[str, Any]
+    multiples: set[str]  # integers that are multiples of 16, as all pointers are
+    options: dict[str, Any]
 
 
 def jobs() -> Iterator[Job]:
-    """Every entry of ``configs.py`` on every target, in every dtype and class of slack, with and without a DFT part."""
+    """Every kernel on every target, in every dtype and variant."""
+    for target, (kernel, variants), dtype in itertools.product(SHARED, VARIANTS.items(), TYPES):
+        for variant in variants:
+            yield Job(target, kernel, dtype, variant)
+
+
+def launch(job: Job) -> Launch:
+    """With every option of the variant on: sparse targets as most calls have them, dense ones with all settings."""
+    return {"lml": _lml, "scale": _scale}.get(job.kernel, _pointwise)(job)
+
+
+def _pointwise(job: Job) -> Launch:
     from sigkernels.backends.triton import configs
 
-    for target, kernel, dtype in itertools.product(SHARED, KERNELS, TYPES):
-        platform = target.split(":")[0]
-        if dtype == "tf32" and (platform == "hip" or kernel in ("add_slabs", "lml")):
-            continue  # there is no tf32 on AMD, and these two multiply no matrices
-        if kernel == "lml":
-            for slack, step in itertools.product(("aligned", "awkward"), range(LML_STEPS)):
-                yield Job(target, kernel, dtype, slack, f"step{step}")
-        elif kernel == "add_slabs":
-            if dtype in ("float32", "float64"):  # as slabs are
-                yield Job(target, kernel, dtype, "awkward", "plain")
-        else:
-            for slack, part in itertools.product(SLACK, PARTS):
-                kind = "16-bit" if dtype in HALVES else dtype
-                for config in configs.candidates(platform, kind, kernel, SLACK[slack]):
-                    yield Job(target, kernel, dtype, slack, part, config)
-
-
-def source(job: Job) -> Any:
-    """A launch as the backend makes it, with every option on: all gradients, weights, a fractional exponent, long lists."""
-    return _lml_source(job) if job.kernel == "lml" else _tile_source(job)
-
-
-def _tile_source(job: Job) -> Any:
-    import triton.language as tl
-
-    from sigkernels.backends.triton import configs
-
-    module = importlib.import_module(f"sigkernels.backends.triton.kernels.{HOMES.get(job.kernel, 'scans')}")
+    home = "elementwise" if job.kernel == "row_totals" else job.kernel
+    module = importlib.import_module(f"sigkernels.backends.triton.kernels.{home}")
     element, acc = f"*{TYPES[job.dtype]}", "*fp64" if job.dtype == "float64" else "*fp32"
-    types = dict.fromkeys(("x", "dft", "weight", "bias", "out", "scratch", "grad_weight"), element)
-    types |= dict.fromkeys(("row_sums", "values", "grad_beta", "grad_eta"), "*fp64")
-    types |= dict.fromkeys(("u", "v", "turn", "dense", "label_weight", "label_pos_weight", "row_factor"), acc)
-    types |= dict.fromkeys(("threshold", "betas", "etas", "logits", "slabs", "grad_bias", "out_scale", "scale"), acc)
-    types |= dict.fromkeys(("indices", "starts"), "*i64") | dict.fromkeys(("at", "best_labels", "counts"), "*i32")
+    types = dict.fromkeys(("g", "features", "bias"), element)
+    types |= dict.fromkeys(("z", "label_weight", "label_pos_weight", "row_scale", "row_sums"), acc)
+    types |= dict.fromkeys(("betas", "etas", "column_sums", "value"), acc)
+    types |= dict.fromkeys(("pooled", "sums", "values", "grad_beta", "grad_eta", "rows"), "*fp64")
+    types |= dict.fromkeys(("indices", "offsets", "best_labels"), "*i64") | dict.fromkeys(("unknown", "dense"), "*u8")
+    types |= dict.fromkeys(("constant", "scale", "scale_low"), "fp32")
     types["best_keys"] = "*i64" if job.dtype == "float64" else "*i32"
-    if job.kernel == "add_slabs":
-        types["out"] = acc
-    wide = tl.float64 if job.dtype == "float64" else tl.float32
-    narrow = getattr(tl, job.dtype) if job.dtype in HALVES else wide
+    rich = job.variant == "dense"
     constants = dict(
-        BN=configs.TILE, M=configs.MAX_LIST, FILL=True, HAS_DFT=job.part == "dft", HAS_BIAS=True,
-        DTYPE=narrow, ACC=wide, PRECISION="tf32" if job.dtype == "tf32" else "ieee",
-        SPARSE=True, HAS_WEIGHT=True, HAS_POS_WEIGHT=True,
-        NEED_X=True, NEED_WEIGHT=True, NEED_BIAS=True, ACCUMULATE=True, ACCUMULATE_BIAS=True, SCALED=True,
-        KIND=2, SMOOTHING=0.0, GAMMA_POS=1.0, GAMMA_NEG=3.5, ALPHA_POS=1.0, ALPHA_NEG=1.0, CLIP=0.05, EPS=1e-8,
-        DETACH=False, FORM=1, MIRRORED=True, METRIC=(2.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0), SCALE=1.0, BETA=1.0, ETA=0.0,
-        TINY=1e-38, HAS_BETA=True, HAS_ETA=True, NEED_BETA=True, NEED_ETA=True, BLOCK=configs.SLAB_BLOCK, PARTS=8,
+        BIAS=rich, APART=job.dtype in ("bfloat16", "float16"), SPARSE=not rich, INTERPRETED=False,
+        UNKNOWN=rich, LABEL_WEIGHT=rich, LABEL_POS_WEIGHT=rich, WEIGHT=1.0, POS_WEIGHT=1.0, ROW_SCALE=rich, GRADIENT=True,
+        KIND=2 if rich else 0, SMOOTHING=0.0, GAMMA_POS=1.0, GAMMA_NEG=3.5 if rich else 0.0, ALPHA_POS=1.0, ALPHA_NEG=1.0,
+        CLIP=0.05, EPS=1e-8, DETACH=False, ROUGH=job.dtype == "bfloat16",
+        FORM=1, MIRRORED=True, METRIC=(2.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0), BETA=1.0, ETA=0.0, TINY=1e-38,
+        HAS_BETA=rich, HAS_ETA=rich, POOLED=False, SUMS=True, SLOPES=True, COLUMN_SUMS=rich, NEED_BETA=rich, NEED_ETA=rich,
+        M=configs.MAX_LIST if job.variant == "long" else 8, TOTAL=job.variant == "few",
     )  # fmt: skip
-    if job.config:
-        constants |= {"BM": job.config[0], "BK": job.config[1]}
-    if job.slack == "one":
-        constants["slack"] = 1
-    multiples = {"dft_stride"} | ({"slack"} if job.slack == "aligned" else set())
-    return _ast_source(getattr(module, f"{job.kernel}_kernel"), types, constants, multiples, job.target)
+    if job.kernel == "row_totals":
+        constants |= configs.row_totals(64 if job.variant == "few" else configs.ROWS_AT_ONCE)
+        options: dict[str, Any] = {"num_warps": constants.pop("num_warps")}
+    else:
+        dtype = getattr(torch, job.dtype)
+        chosen = {"elementwise": configs.elementwise(dtype), "columns": configs.columns(dtype), "topk": configs.TOPK}
+        options = chosen[job.kernel].options(job.target.split(":")[0])
+        constants |= {name: options.pop(name) for name in ("BM", "BN")}
+        if job.kernel == "columns":
+            options["enable_fp_fusion"] = False
+    return Launch(getattr(module, f"{job.kernel}_kernel"), types, constants, {"stride"}, options)
 
 
-def _lml_source(job: Job) -> Any:
+def _scale(job: Job) -> Launch:
+    from sigkernels.backends.triton import scale
+
+    types = dict.fromkeys(("a", "b", "c", "factor"), f"*{TYPES[job.dtype]}")
+    return Launch(scale.scale_kernel, types, {"BLOCK": scale.BLOCK}, set(), {})
+
+
+def _lml(job: Job) -> Launch:
     from sigkernels.backends.triton import lml
 
     types = dict.fromkeys(("z", "grad", "out"), f"*{TYPES[job.dtype]}")
     types |= dict.fromkeys(("nus", "slopes", "totals"), "*fp64")
-    constants = lml.constants(int(job.part[-1]), 100_000, getattr(torch, job.dtype))
-    return _ast_source(lml.lml_kernel, types, constants, {"n"} if job.slack == "aligned" else set(), job.target)
+    constants = lml.constants(int(job.variant[-1]), 100_000, getattr(torch, job.dtype))
+    return Launch(lml.lml_kernel, types, constants, {"n"}, dict(lml.options(job.target.split(":")[0])))
+
+
+def source(job: Job) -> Any:
+    made = launch(job)
+    return _ast_source(made.kernel, made.types, made.constants, made.multiples, job.target)
 
 
 def _ast_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], multiples: set[str], target: str) -> Any:
-    """``multiples``: the integers that are multiples of 16, as all pointers are."""
     from triton.compiler import ASTSource
 
     names = kernel.arg_names
@@ -159,20 +168,9 @@ def _ast_source(kernel: Any, types: dict[str, str], constants: dict[str, Any], m
     return ASTSource(kernel, signature, values, attributes)
 
 
-def options(job: Job) -> dict[str, int]:
-    from sigkernels.backends.triton import configs, lml
-
-    if job.kernel == "lml":
-        return lml.options(job.target.split(":")[0])
-    if job.kernel == "add_slabs":
-        return {}
-    chosen = configs.Config(*job.config).options()
-    return {name: value for name, value in chosen.items() if name not in ("BM", "BK")}
-
-
 def key(job: Job) -> str:
     """Changes when the compilation does: with the kernel's source, its constants, its types."""
-    return hashlib.sha256(f"{source(job).hash()} {options(job)}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{source(job).hash()} {launch(job).options}".encode()).hexdigest()[:16]
 
 
 def compile_one(job: Job) -> dict[str, Any]:
@@ -181,42 +179,39 @@ def compile_one(job: Job) -> dict[str, Any]:
 
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
     platform, arch = job.target.split(":")
-    target = GPUTarget(platform, int(arch) if platform == "cuda" else arch, 32 if platform == "cuda" else 64)
+    target = GPUTarget(platform, int(arch) if platform == "cuda" else arch, 64 if arch.startswith("gfx9") else 32)
     told = io.StringIO()
     with tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope(), triton.knobs.nvidia.scope():
         triton.knobs.cache.dir = cache  # a kernel from a cache comes without what ptxas said of it
         triton.knobs.nvidia.dump_ptxas_log = True
         with contextlib.redirect_stdout(told):
-            made = triton.compile(source(job), target=target, options=options(job))
+            made = triton.compile(source(job), target=target, options=launch(job).options)
     report = {"key": key(job), "shared": made.metadata.shared}
-    return report | (nvidia(told.getvalue(), made.asm["ptx"]) if platform == "cuda" else amd(made.asm["amdgcn"]))
+    return report | (nvidia(told.getvalue()) if platform == "cuda" else amd(made.asm["amdgcn"]))
 
 
-def nvidia(told: str, ptx: str) -> dict[str, Any]:
+def nvidia(told: str) -> dict[str, Any]:
     """What ptxas said when Triton called it: with Triton's own options, of the code that a launch would load."""
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", told)]
     memory = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", told)
     assert registers and memory, told
-    cores = bool(re.search(r"mma\.sync|wgmma|tcgen05\.mma", ptx))
-    return dict(registers=max(registers), spills=sum(int(n) for counts in memory for n in counts), tensor_cores=cores)
+    return dict(registers=max(registers), spills=sum(int(n) for counts in memory for n in counts))
 
 
 def amd(text: str) -> dict[str, Any]:
     """What the compiler says of its own code. Scalar registers spill into lanes of vector registers, not into memory."""
     names = (r"\.vgpr_count", r"\.vgpr_spill_count", r"\.private_segment_fixed_size")
     registers, spills, memory = (int(re.search(rf"{name}: +(\d+)", text)[1]) for name in names)  # type: ignore[index]
-    return dict(registers=registers, spills=spills + memory, tensor_cores="mfma" in text)
+    return dict(registers=registers, spills=spills + memory)
 
 
 def wrong(name: str, report: dict[str, Any]) -> str | None:
     """What a compilation must not be."""
-    target, kernel, dtype = name.split()[:3]
+    target = name.split()[0]
     if report["spills"]:
         return f"{name} spills: {report}"
     if report["shared"] > SHARED[target]:
         return f"{name} has more shared memory than the {SHARED[target]} bytes of a block: {report}"
-    if dtype in (*HALVES, "tf32") and kernel not in ("add_slabs", "lml") and not report["tensor_cores"]:
-        return f"{name} does not use the tensor cores: {report}"
     return None
 
 
@@ -243,7 +238,7 @@ def main() -> int:
     arguments = parser.parse_args()
     every = list(jobs())
     if arguments.sample:
-        few = [job for job in every if " ".join(job[:5]) in SAMPLE]
+        few = [job for job in every if job.name in SAMPLE]
         json.dump({"keys": {job.name: key(job) for job in every}, "compiled": dict(compile_all(few))}, sys.stdout)
         return 0
     import triton

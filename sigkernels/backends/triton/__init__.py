@@ -1,7 +1,7 @@
 """The Triton backend, for NVIDIA and AMD GPUs; needs no compiler at install time.
 
-The fused pass is one kernel on persistent programs, and a small one that adds their slabs of ``grad_x``
-(``backends/gpu_pass.py``): no ``[B, n]`` array, no atomics, the same bits every run.
+The library path (``backends/library_pass.py``) with one kernel from logits to loss and ``∂loss/∂z`` between the vendor's
+matrix products: no ``[B, n]`` array, no atomics, the same bits every run.
 
 With ``TRITON_INTERPRET=1`` in the environment before the first import the same kernels run on CPU tensors.
 """
@@ -12,11 +12,14 @@ import importlib.util
 import os
 
 import torch
+from torch import Tensor
 
+from ...labels import LabelSets
+from ...layer import Layer
+from ...layer_update import LayerUpdate
 from ...losses import ColumnLoss, ElementwiseLoss
-from ..gpu_backend import GPUBackend
-from ..gpu_kernels import GPUKernels
-from ..interface import LMLSteps, Operation
+from .. import library_pass, library_scans
+from ..interface import Backend, ColumnResult, LMLSteps, LossCall, LossResult, Operation
 
 
 def interpreted() -> bool:
@@ -24,7 +27,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 
 
-class TritonBackend(GPUBackend):
+class TritonBackend(Backend):
     """The kernels of this package. triton is imported at the first launch: nothing is compiled, or parsed, before."""
 
     name = "triton"
@@ -45,10 +48,43 @@ class TritonBackend(GPUBackend):
     def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
         return self.refuses_loss(loss)
 
-    def kernels(self) -> GPUKernels:
-        from . import launch
+    def refuses_codes(self) -> str | None:
+        return None
 
-        return launch.TritonKernels()
+    def refuses_unknown(self) -> str | None:
+        return None
+
+    def refuses_update(self) -> str | None:
+        return None
+
+    def fused_loss(self, call: LossCall) -> LossResult:
+        from .pointwise import TritonPointwise
+
+        return library_pass.fused_loss(call, TritonPointwise())
+
+    def fused_update(self, call: LossCall, update: LayerUpdate) -> LossResult:
+        from .pointwise import TritonPointwise
+
+        return library_pass.fused_loss(call, TritonPointwise(), update)
+
+    def column_loss(self, call: LossCall) -> ColumnResult:
+        from . import columns
+
+        return columns.column_loss(call)
+
+    def logits(self, x: Tensor, layer: Layer) -> Tensor:
+        return library_scans.logits(x, layer)
+
+    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
+        return library_scans.logits_adjoint(g, layer)
+
+    def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
+        from . import topk
+
+        return topk.topk(x, layer, m)
+
+    def predict(self, x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
+        return library_scans.predict(x, layer, threshold)
 
     def lml(self) -> LMLSteps:
         from . import lml

@@ -1,0 +1,210 @@
+"""Confusion-matrix losses of a chunk of labels that has all rows; ``losses/confusion.py`` has the formulas.
+
+A program sweeps over the rows of its labels: once for the column sums, which make the value of every label and its two
+slopes, ``∂loss/∂S = on_y·(y - least) + on_all``, and once more for ``∂loss/∂z``. Pooled losses do these in two launches.
+Compiled without the fusion of products into sums: lanes that hold copies of a sum would fuse different ones.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .elementwise import block_of_logits, in_full, rounded
+from .losses import exp_minus
+from .targets import entries_from, negate_positives, soft_targets
+
+MOST_BETA: tl.constexpr = tl.constexpr(3e38)  # finite in float32, too
+
+
+@triton.jit
+def sigma(v):
+    """σ(v) and σ(v)σ(-v), without the cancellation of 1-σ."""
+    e = exp_minus(tl.abs(v))
+    big = 1.0 / (1.0 + e)
+    small = e * big
+    return tl.where(v < 0, small, big), small * big
+
+
+@triton.jit
+def finite(beta):
+    """An infinite β makes a step of S, whose slope is 0 wherever it is defined: 0 times a number, not times infinity."""
+    return tl.minimum(tl.maximum(beta, -MOST_BETA), MOST_BETA)
+
+
+@triton.jit
+def score_of(z, beta, eta, FORM: tl.constexpr, MIRRORED: tl.constexpr):
+    """S (1-S for a mirrored metric), ∂S/∂z, ∂S/∂(β(u+η)) and u+η. FORM: 0 logits, 1 probability, 2 unbounded."""
+    SIGN: tl.constexpr = -1.0 if MIRRORED else 1.0
+    if FORM == 2:
+        s = 1.0 - z if MIRRORED else z
+        slope = z * 0.0 + SIGN
+        steep = z * 0.0
+        t = z
+    else:
+        if FORM == 1:
+            u, du = sigma(z)
+        else:
+            u = z
+            du = 1.0
+        t = u + eta
+        s, bell = sigma(SIGN * beta * t)
+        steep = SIGN * bell
+        slope = steep * finite(beta) * du
+    return s, slope, steep, t
+
+
+@triton.jit
+def setting(of, label, in_label, NUMBER: tl.constexpr, GIVEN: tl.constexpr, ACC: tl.constexpr):
+    """β or η of a program's labels."""
+    if GIVEN:
+        value = tl.load(of + label, mask=in_label, other=NUMBER)
+    else:
+        value = tl.full(label.shape, NUMBER, ACC)
+    return value
+
+
+@triton.jit
+def target_block(
+    indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, count,
+    SPARSE: tl.constexpr, MIRRORED: tl.constexpr, ACC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """``y [BM, BN]``, or 1-y of a mirrored metric."""
+    if SPARSE:
+        ones = tl.full((BM, BN), 1.0, ACC)
+        position, end = entries_from(indices, offsets, row, in_row, first)
+        signs, _, _ = negate_positives(ones, indices, offsets, position, end, first, count, False, BM, BN)
+        y = (signs > 0).to(ACC) if MIRRORED else (signs < 0).to(ACC)
+    else:
+        y = soft_targets(dense, dense_stride, dense_step, row, label, mask, ACC)
+        if MIRRORED:
+            y = 1.0 - y
+    return y
+
+
+@triton.jit(
+    do_not_specialize=["labels", "batch", "label_start", "features_stride", "dense_stride", "dense_step", "more"]
+)
+def columns_kernel(
+    z,  # [B, c] with a row stride, the logits without bias and, with APART, without the constant feature
+    g,  # the same, out: ∂loss/∂z; z itself where it is as wide
+    stride,  # of both, a multiple of 16
+    features, features_stride,  # x: its first column is the constant feature
+    bias,  # [c]
+    indices, offsets,  # label sets, SPARSE
+    dense, dense_stride, dense_step,  # else [B, c] of any dtype
+    betas, etas,  # [c]
+    pooled,  # [2] float64: on_y and on_all of a pooled loss
+    sums,  # [3, c] float64 out: of S·y, S and y, for a pooled loss
+    values,  # [tiles] float64: the losses of a tile's labels, added up over chunks
+    column_sums,  # [c] out: the sums of ∂loss/∂z
+    grad_beta, grad_eta,  # [c] float64, out
+    batch, labels, label_start, constant, scale, scale_low,
+    more,  # above 0 where `values` holds those of earlier chunks
+    BIAS: tl.constexpr, APART: tl.constexpr, SPARSE: tl.constexpr, FORM: tl.constexpr, MIRRORED: tl.constexpr,
+    METRIC: tl.constexpr, BETA: tl.constexpr, ETA: tl.constexpr, TINY: tl.constexpr,
+    HAS_BETA: tl.constexpr, HAS_ETA: tl.constexpr, POOLED: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr,
+    COLUMN_SUMS: tl.constexpr, NEED_BETA: tl.constexpr, NEED_ETA: tl.constexpr,
+    INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """METRIC: the coefficients of tp, s, p and B in the numerator, and of s, p and B in the denominator."""
+    ACC: tl.constexpr = z.dtype.element_ty
+    tile = tl.program_id(0)
+    r = tl.arange(0, BM)
+    label = tile * BN + tl.arange(0, BN)
+    in_label = label < labels
+    first = tile.to(tl.int64) * BN + label_start
+    beta = setting(betas, label, in_label, BETA, HAS_BETA, ACC)[None, :]
+    eta = setting(etas, label, in_label, ETA, HAS_ETA, ACC)[None, :]
+    least = tl.zeros((BN,), ACC)  # the smallest target of each label where they may lie between 0 and 1
+    if not SPARSE and not POOLED:
+        least += float("inf")
+        for row0 in range(0, batch, BM):
+            row = tl.zeros((BM,), tl.int64) + row0 + r
+            mask = (row < batch)[:, None] & in_label[None, :]
+            y = target_block(
+                indices, offsets, dense, dense_stride, dense_step, row, row < batch, label, mask, first, labels - tile * BN,
+                SPARSE, MIRRORED, ACC, BM, BN,
+            )  # fmt: skip
+            least = tl.minimum(least, tl.min(tl.where(mask, y, float("inf")), axis=0))
+        least = tl.where(in_label, least, 0.0)
+    if SUMS:
+        tp = tl.zeros((BN,), tl.float64)
+        s = tl.zeros((BN,), tl.float64)
+        p = tl.zeros((BN,), tl.float64)
+        for row0 in range(0, batch, BM):
+            row = tl.zeros((BM,), tl.int64) + row0 + r
+            in_row = row < batch
+            mask = in_row[:, None] & in_label[None, :]
+            start = (tl.zeros((), tl.int64) + row0) * stride
+            value = block_of_logits(
+                z + start, stride, features, features_stride, bias, row, in_row, label, tile * BN + BN - 1,
+                labels, constant, BIAS, APART, BM,
+            )  # fmt: skip
+            y = target_block(
+                indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, labels - tile * BN,
+                SPARSE, MIRRORED, ACC, BM, BN,
+            )  # fmt: skip
+            score, _, _, _ = score_of(value, beta, eta, FORM, MIRRORED)
+            score = tl.where(mask, score, 0.0)
+            tp += tl.sum(score * (y - least[None, :]), axis=0).to(tl.float64)
+            s += tl.sum(score, axis=0).to(tl.float64)
+            p += tl.sum(tl.where(mask, y, 0.0), axis=0).to(tl.float64)
+        if POOLED:
+            tl.store(sums + label, tp, mask=in_label)
+            tl.store(sums + labels + label, s, mask=in_label)
+            tl.store(sums + 2 * labels + label, p, mask=in_label)
+        else:
+            under = METRIC[4] * s + METRIC[5] * p + METRIC[6] * batch
+            per_s = METRIC[0] * least.to(tl.float64) + METRIC[1]
+            rest = METRIC[0] * tp + METRIC[2] * p + METRIC[3] * batch
+            vanishes = tl.abs(under) <= TINY  # a NaN does not: it must reach the value
+            inverse = tl.where(vanishes, 0.0, 1.0 / tl.where(vanishes, 1.0, under))
+            loss = tl.sum(tl.where(in_label, 1.0 - (rest + per_s * s) * inverse, 0.0), axis=0)
+            if more > 0:
+                loss += tl.load(values + tile)
+            tl.store(values + tile, loss)
+            by_y = METRIC[0] * inverse
+            # per_s - METRIC[4] · value, with the terms in s gone
+            by_all = (per_s * (METRIC[5] * p + METRIC[6] * batch) - METRIC[4] * rest) * inverse * inverse
+    if SLOPES:
+        if POOLED:
+            by_y = tl.zeros((BN,), tl.float64) + tl.load(pooled)
+            by_all = tl.zeros((BN,), tl.float64) + tl.load(pooled + 1)
+        factor = -in_full(scale, scale_low, tl.float64)
+        on_y = (factor * by_y).to(ACC)
+        on_all = (factor * by_all).to(ACC)
+        bias_sum = tl.zeros((BN,), tl.float64)
+        by_beta = tl.zeros((BN,), tl.float64)
+        by_eta = tl.zeros((BN,), tl.float64)
+        for row0 in range(0, batch, BM):
+            row = tl.zeros((BM,), tl.int64) + row0 + r
+            in_row = row < batch
+            mask = in_row[:, None] & in_label[None, :]
+            start = (tl.zeros((), tl.int64) + row0) * stride
+            value = block_of_logits(
+                z + start, stride, features, features_stride, bias, row, in_row, label, tile * BN + BN - 1,
+                labels, constant, BIAS, APART, BM,
+            )  # fmt: skip
+            y = target_block(
+                indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, labels - tile * BN,
+                SPARSE, MIRRORED, ACC, BM, BN,
+            )  # fmt: skip
+            _, slope, steep, t = score_of(value, beta, eta, FORM, MIRRORED)
+            by_score = on_y[None, :] * (y - least[None, :]) + on_all[None, :]
+            if NEED_BETA:
+                by_beta += tl.sum(tl.where(mask, by_score * steep * t, 0.0), axis=0).to(tl.float64)
+            if NEED_ETA:
+                by_eta += tl.sum(tl.where(mask, by_score * steep, 0.0), axis=0).to(tl.float64)
+            slope *= by_score
+            if COLUMN_SUMS:
+                bias_sum += tl.sum(tl.where(mask, slope, 0.0), axis=0).to(tl.float64)
+            place = r[:, None] * stride + label[None, :]
+            tl.store(g + start + place, rounded(slope, g.dtype.element_ty, INTERPRETED), mask=mask)
+        if COLUMN_SUMS:
+            tl.store(column_sums + label, bias_sum.to(ACC), mask=in_label)
+        if NEED_BETA:
+            tl.store(grad_beta + label, by_beta, mask=in_label)
+        if NEED_ETA:
+            by_eta *= finite(setting(betas, label, in_label, BETA, HAS_BETA, ACC))
+            tl.store(grad_eta + label, by_eta, mask=in_label)

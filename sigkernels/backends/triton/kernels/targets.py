@@ -1,0 +1,74 @@
+"""The targets of a block of rows and labels inside a kernel: positives of sets, or numbers of any dtype."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def entries_from(indices, offsets, row, in_row, first):
+    """Where the labels from ``first`` on begin in each row, and where the row ends: a binary search, all rows at once."""
+    low = tl.load(offsets + row, mask=in_row, other=0)
+    end = tl.load(offsets + row + 1, mask=in_row, other=0)
+    high = end
+    while tl.max(high - low, axis=0) > 0:
+        middle = (low + high) >> 1
+        open_ = low < high
+        below = open_ & (tl.load(indices + middle, mask=open_, other=0) < first)
+        low = tl.where(below, middle + 1, low)
+        high = tl.where(open_ & (below == 0), middle, high)
+    return low, end
+
+
+@triton.jit
+def place_of(indices, position, end, first, count, BN: tl.constexpr):
+    """The column of an entry, int32; BN where it lies behind the block's ``count`` labels, or the row has no more."""
+    here = tl.load(indices + position, mask=position < end, other=0) - first
+    return tl.where((position < end) & (here < count), here, BN).to(tl.int32)
+
+
+@triton.jit
+def negate_positives(
+    value,  # [BM, BN]
+    indices,  # [nnz] int64, ascending in each row
+    unknown,  # [nnz] uint8: entries that say nothing
+    position, end,  # [BM]: the entries from the block's first label on
+    first,  # the block's first label among all, int64
+    count,  # the labels from there on; the sets may hold others
+    UNKNOWN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """``value`` with the sign of positive labels changed, where something is known, and the entries behind the block.
+
+    A row has few entries in a block: they are compared one at a time. What goes through the loop is the value itself: a
+    mask would have to be brought into its layout afterwards.
+    """
+    column = tl.arange(0, BN)[None, :]
+    place = place_of(indices, position, end, first, count, BN)
+    missing = tl.zeros((BM, BN), tl.int32)
+    while tl.min(place, axis=0) < BN:
+        hit = column == place[:, None]
+        if UNKNOWN:
+            silent = tl.load(unknown + position, mask=place < BN, other=0).to(tl.int32)
+            missing |= hit.to(tl.int32) & silent[:, None]
+        value = tl.where(hit, -value, value)
+        position += (place < BN).to(tl.int64)
+        place = place_of(indices, position, end, first, count, BN)
+    return value, missing == 0, position
+
+
+@triton.jit
+def sign_changes(a, b):
+    """All bits zero but the sign, which is set where those of a and b, else the same numbers, differ."""
+    if a.dtype == tl.float64:
+        changes = a.to(tl.int64, bitcast=True) ^ b.to(tl.int64, bitcast=True)
+    else:
+        changes = a.to(tl.int32, bitcast=True) ^ b.to(tl.int32, bitcast=True)
+    return changes
+
+
+@triton.jit
+def soft_targets(dense, row_stride, step, row, label, mask, ACC: tl.constexpr):
+    """``y [BM, BN]`` of numbers of any dtype in ACC."""
+    place = row[:, None] * row_stride + label[None, :] * step
+    return tl.load(dense + place, mask=mask, other=0.0).to(ACC)

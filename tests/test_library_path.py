@@ -1,0 +1,176 @@
+"""The library path as an accelerator runs it: on meta tensors, where whoever looks at a value fails, and counted.
+
+The numbers are those of the tests of each operation, which run the same walk on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sigkernels as sk
+from sigkernels import losses
+from sigkernels.backends import LossCall, by_name, library_pass, library_scans, library_walk, pointwise_torch
+from sigkernels.labels import LabelSets
+from sigkernels.layer import Layer, LayerMeta
+from sigkernels.partial_labels import PartialTargets
+
+META = torch.device("meta")
+# n=8921 of the benchmarks is one chunk on any device that has an L2 cache of 32 MiB; the other shape is several.
+ONE, MANY = (8921, 80, 50, 64), (200_000, 20, 64, 64)
+
+
+@pytest.fixture(autouse=True)
+def no_autocast_of_meta(monkeypatch):
+    """There is none for meta tensors, and here it would do nothing."""
+    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a device would be given to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func.name()).removeprefix("aten::").split(".")[0]
+        if not func.is_view and name not in ("empty", "new_empty", "detach"):
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def call(n: int, k: int, s: int, batch: int, loss: Any, dtype: torch.dtype = torch.bfloat16, **kw: Any) -> LossCall:
+    """A loss of label sets on a device where values cannot be read."""
+    meta = LayerMeta(n, k, codes=kw.get("codes", 0))
+    x = torch.empty(batch, meta.fixed_columns + s, dtype=dtype, device=META)
+    layer = Layer(torch.empty(n, s, dtype=dtype, device=META), torch.empty(n, dtype=dtype, device=META), meta)
+    indices, offsets = (torch.empty(size, dtype=torch.int64, device=META) for size in (5 * batch, batch + 1))
+    needs = (True, True, kw.get("bias", False), False, False)
+    return LossCall(
+        x, layer, LabelSets.from_sorted(indices, offsets, n), loss, 1 / (batch * n), needs[: kw.get("of", 3)]
+    )
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Products as a GPU has them: 16-bit operands as they are, each a launch."""
+    products: Counter[str] = Counter()
+
+    def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = False) -> None:
+        assert a.dtype == b.dtype == torch.bfloat16 and out.shape == (a.shape[0], b.shape[1])
+        products["add" if add else "write"] += 1
+
+    for module in (library_walk, library_pass):
+        monkeypatch.setattr(module, "product", product)
+    for module in (library_walk, library_scans, pointwise_torch):
+        monkeypatch.setattr(module, "multiplies_narrow", lambda device: True)
+    return products
+
+
+@pytest.mark.parametrize("shape", [ONE, MANY], ids=["one chunk", "many chunks"])
+def test_nothing_waits_for_the_device(shape):
+    """Every loss in torch operations: sets, dense and unknown targets, weights, codes."""
+    torch_backend = by_name("torch")
+    n, _, _, batch = shape
+    for loss in (losses.BCE(pos_weight=torch.empty(n, device=META)), losses.Focal(), losses.Poly1BCE()):
+        made = torch_backend.fused_loss(call(*shape, loss, bias=True, codes=256))
+        assert made.rows.shape == (batch,) and made.grad_weight.dtype == torch.bfloat16
+    sets = call(*shape, losses.BCE())
+    assert isinstance(sets.targets, LabelSets)
+    unknown = torch.empty(5 * batch, dtype=torch.bool, device=META)
+    torch_backend.fused_loss(sets._replace(targets=PartialTargets(sets.targets, unknown)))
+    for loss in (losses.SigmoidF1(), losses.UnboundedF1(average="pooled")):
+        torch_backend.column_loss(call(*shape, loss, of=5))
+    torch_backend.topk(sets.x, sets.layer, 5)
+
+
+def test_memory_is_of_a_chunk():
+    """No tensor of the size of all logits is made, by any operation."""
+    n, _, _, batch = MANY
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor):
+                largest = max(largest, made.numel())
+            return made
+
+    sets = call(*MANY, losses.BCE())
+    with Sizes():
+        by_name("torch").fused_loss(sets)
+        by_name("torch").topk(sets.x, sets.layer, 5)
+    assert largest < max(n * 64, batch * n // 8) + 1
+
+
+def test_launches_of_a_step(narrow, monkeypatch):
+    """Seven of one chunk; of many, six each, and some for all."""
+    pytest.importorskip("triton")
+    from sigkernels.backends.triton import pointwise
+
+    kernels: Counter[str] = Counter()
+
+    class Kernel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args, **kwargs: kernels.update([self.name])
+
+    for name in ("elementwise_kernel", "row_totals_kernel"):
+        monkeypatch.setattr(pointwise, name, Kernel(name))
+    backend = by_name("triton")
+    for shape, chunks in ((ONE, 1), (MANY, 6)):
+        backend.fused_loss(call(*shape, losses.BCE()))  # makes the tables
+        narrow.clear(), kernels.clear()
+        with Launches() as others:
+            result = backend.fused_loss(call(*shape, losses.BCE()))
+        assert result.value is not None
+        assert kernels == {"elementwise_kernel": chunks, "row_totals_kernel": 1}
+        if chunks == 1:
+            assert sum(narrow.values()) == 5 and not others.counts
+        else:
+            assert sum(narrow.values()) <= 5 * chunks + 2
+            assert sum(others.counts.values()) <= 4, others.counts  # grad_x: zeros and its dtype; the coefficients
+
+
+def test_chunks_of_a_device():
+    """All about as long, aligned, and none beyond the share of the cache."""
+    for n, k, batch in (
+        (8921, 80, 64),
+        (20_000, 50, 256),
+        (131_072, -1, 1024),
+        (1_000_000, 50, 16),
+        (1, 0, 1),
+        (300, 2, 0),
+    ):
+        x, layer = torch.empty(batch, 8, device=META), Layer(torch.empty(n, 1, device=META), None, LayerMeta(n, k))
+        size = library_walk._chunk_labels(x, layer)
+        assert size == n or size % 128 == 0
+        assert batch * (size - 128) <= library_walk._device_elements(META)
+        last = n - (-(-n // size) - 1) * size
+        assert 0 < last <= size and (size == n or last > size - 128 * (n // size + 1))
+
+
+def test_many_chunks_agree_with_one(monkeypatch):
+    """Factors of the DFT against its columns, on the CPU in float64."""
+    torch.manual_seed(0)
+    n, k, s, batch = 3000, 9, 5, 4
+    x = torch.randn(batch, 2 * k + 1 + s, dtype=torch.float64)
+    weight = torch.randn(n, s, dtype=torch.float64)
+    y = sk.LabelSets.from_lists([[1, 2999], [], [128], [127, 129]], n)
+    results = []
+    for labels in (4096, 128, 700):
+        monkeypatch.setattr(library_walk, "_CPU_LABELS", (labels, labels))
+        call_ = LossCall(x, Layer(weight, None, LayerMeta(n, k)), y, losses.BCE(), 0.1, (True, True, False))
+        results.append(by_name("torch").fused_loss(call_))
+    for result in results[1:]:
+        for got, want in zip(result[:3], results[0][:3], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
