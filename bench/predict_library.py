@@ -86,7 +86,7 @@ def _elementwise(m: Any, dtype: str, rows: int, labels: int) -> float:
 
 
 def _row_totals(m: Any, rows: int, parts: int) -> float:
-    block = min(1 << (rows - 1).bit_length(), configs.ROWS_AT_ONCE)
+    block = min(max(1 << (rows - 1).bit_length(), configs.ROWS_AT_LEAST), configs.ROWS_AT_ONCE)
     options = configs.row_totals(block)
     function, registers, shared = _compiled(row_totals_kernel, "tf32", TOTAL=True, **options)
     known = dict(warps=options["num_warps"], tiles=1, registers=registers, shared=shared)

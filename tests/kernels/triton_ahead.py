@@ -118,7 +118,7 @@ def _pointwise(job: Job) -> Launch:
         M=configs.MAX_LIST if job.variant == "long" else 8, TOTAL=job.variant == "few",
     )  # fmt: skip
     if job.kernel == "row_totals":
-        constants |= configs.row_totals(64 if job.variant == "few" else configs.ROWS_AT_ONCE)
+        constants |= configs.row_totals(configs.ROWS_AT_LEAST if job.variant == "few" else configs.ROWS_AT_ONCE)
         options: dict[str, Any] = {"num_warps": constants.pop("num_warps")}
     else:
         dtype = getattr(torch, job.dtype)

@@ -8,7 +8,7 @@ import torch
 
 MAX_LIST = 64  # the longest list that the top-m kernel keeps; beyond it chunks are sorted
 TOPK_PROGRAMS = 512  # of a launch, about
-ROWS_AT_ONCE = 1024  # whose total one program makes
+ROWS_AT_LEAST, ROWS_AT_ONCE = 64, 1024  # whose total one program makes
 _ROW_TOTALS = 1024  # numbers that it takes at a time
 _PROGRAMS = 1536  # of the elementwise kernel: what the larger devices run at once
 

@@ -103,7 +103,7 @@ class TritonElementwise:
         rows = sums.new_empty(walk.batch, dtype=torch.float64)
         whole = walk.batch <= configs.ROWS_AT_ONCE and scale is not None
         value = sums.new_empty((), dtype=walk.out) if whole else None
-        block = min(triton.next_power_of_2(walk.batch), configs.ROWS_AT_ONCE)
+        block = min(max(triton.next_power_of_2(walk.batch), configs.ROWS_AT_LEAST), configs.ROWS_AT_ONCE)
         with on(sums):
             row_totals_kernel[(triton.cdiv(walk.batch, block),)](
                 sums, rows, rows if value is None else value, walk.batch, self._parts, *two_floats(scale or 0.0),
