@@ -19,7 +19,7 @@ from ...layer import Layer
 from ...layer_update import LayerUpdate
 from ...losses import ColumnLoss, ElementwiseLoss
 from .. import library_pass, library_scans
-from ..interface import Backend, ColumnResult, LMLSteps, LossCall, LossResult, Operation
+from ..interface import ColumnResult, LMLSteps, LossCall, LossResult, Operation, WholeBackend
 
 
 def interpreted() -> bool:
@@ -27,7 +27,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 
 
-class TritonBackend(Backend):
+class TritonBackend(WholeBackend):
     """The kernels of this package. triton is imported at the first launch: nothing is compiled, or parsed, before."""
 
     name = "triton"
@@ -47,15 +47,6 @@ class TritonBackend(Backend):
 
     def refuses(self, operation: Operation, loss: ElementwiseLoss | ColumnLoss | None = None) -> str | None:
         return self.refuses_loss(loss)
-
-    def refuses_codes(self) -> str | None:
-        return None
-
-    def refuses_unknown(self) -> str | None:
-        return None
-
-    def refuses_update(self) -> str | None:
-        return None
 
     def fused_loss(self, call: LossCall) -> LossResult:
         from .pointwise import TritonPointwise
