@@ -56,10 +56,8 @@ def main() -> None:
     torch.set_num_threads(CORES)
     idle: dict[str, float] = {}
     for count in sorted({0, 1, CORES}):
-        for (
-            name,
-            step,
-        ) in steps().items():  # one after the other: a peer's threads that still wait would be competitors too
+        # One after the other: a peer's threads that still wait would be competitors too.
+        for name, step in steps().items():
             with competitors(count):
                 taken = statistics.median(samples({name: step}, seconds=6.0)[name])
             idle.setdefault(name, taken)

@@ -62,9 +62,12 @@ def main(cases: list[Case]) -> None:
         times = interleaved({name: problem.who(name) for name in names})
         ours = times["sigkernels"]
         ratios = "  ".join(f"{name} {times[name] / ours:.2f}" for name in names[1:])
-        best = min(times[name] for name in names[1:]) / ours
+        best = min(names[1:], key=lambda name: times[name])
         rate = problem.flops / ours / 1e9
-        print(f"{case!s:34} {ours * 1e3:8.2f} ms {rate:6.0f} GFLOP/s   best peer {best:.2f}: {ratios}", flush=True)
+        print(
+            f"{case!s:34} {ours * 1e3:8.2f} ms {rate:6.0f} GFLOP/s   best peer {times[best] / ours:.2f} ({best}): {ratios}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
