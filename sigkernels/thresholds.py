@@ -201,6 +201,8 @@ def _between(below: Tensor, above: Tensor) -> Tensor:
 
 def log_odds_of_threshold(threshold: Any, num_labels: int, like: Any) -> float | Tensor:
     """What logits are compared with: a number, or float64 ``[n]`` on the device of ``like``."""
+    if isinstance(threshold, Thresholds):
+        raise TypeError("threshold is a Thresholds; pass the values that it holds: threshold=tuned.values")
     if not hasattr(threshold, "__len__") or getattr(threshold, "ndim", None) == 0:
         return _log_odds(_probability(check_number("threshold", threshold, _REMEDY), "threshold"))
     values = threshold if isinstance(threshold, Tensor) else _tensor(threshold)

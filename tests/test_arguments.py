@@ -25,6 +25,10 @@ def published(**changes):
     return sk.DFTHead.from_spmlbl(state | changes, 1)
 
 
+def tuned():
+    return sk.Thresholds.tune(torch.zeros(1, 10), [[1]])
+
+
 def broken():
     made = sk.DFTHead(8, 10, 1, slack=2)
     torch.nn.init.constant_(made.slack_weight, NAN)
@@ -88,6 +92,7 @@ def broken():
         (lambda: broken().guarantee(1), ValueError, "the slack weights or biases hold NaN"),
         (lambda: sk.LabelSets.from_lists([[1]], 9)["a"], IndexError, "by integers or booleans, got 'a'"),
         (lambda: sk.LabelSets.from_lists([[1]], 9)[[0.5]], IndexError, r"by integers or booleans, got \[0.5\]"),
+        (lambda: head().predict(torch.zeros(1, 8), tuned()), TypeError, "threshold=tuned.values"),
         # metrics
         (lambda: metrics.F1Metrics(-1), ValueError, "num_labels must be at least 1, got -1"),
         (lambda: metrics.F1Metrics(2.5), TypeError, "num_labels must be a whole number, got 2.5"),
