@@ -29,15 +29,20 @@ CASES = [(8_921, 80, 500, 64), (8_921, 80, 500, 256), (131_072, -1, 768, 1024), 
 POINTERS = dict.fromkeys(("z", "label_weight", "label_pos_weight", "row_scale", "row_sums", "value"), "*fp32")
 POINTERS |= dict.fromkeys(("indices", "offsets", "unknown"), "*i64") | {"rows": "*fp64"}
 NUMBERS = dict.fromkeys(("constant", "scale", "scale_low"), "fp32")
-# A row has about one positive in a tile, and its own are found in three steps. Single numbers are a sector of L2.
+# A program finds its positives in three steps, and has one: a row of five has far fewer than that in a program's tiles
+# where labels are many. Single numbers are a sector of L2.
 WALK = {
     "memory": [{"at": r"tl\.load\(indices|tl\.load\(offsets|tl\.load\(features|sums", "l2_bytes": 32, "lsu": 2}],
     "loops": [
         {"at": r"while tl\.max\(high", "trips": 3},
         {"at": r"while tl\.min\(place", "trips": 1},
-        {"at": r"for tile in range", "trips": "each"},
+        {"at": r"for tile in range", "trips": "each", "name": "tile"},
     ],
-    "branches": [{"at": r"if last >= labels", "take": True}, {"at": r"while tl|below = open_", "take": False}],
+    "branches": [
+        {"at": r"if last >= labels", "take": True},
+        {"at": r"while tl\.min\(place", "take": "tile > 0"},
+        {"at": r"while tl|below = open_|for tile in range", "take": False},
+    ],
 }
 ADDS = {"loops": [{"at": r"for first in range", "trips": "passes"}], "branches": []}
 

@@ -79,7 +79,10 @@ class GradientSums:
 
     def _sum_columns(self, slopes: Slopes, out: Tensor) -> None:
         sums = slopes.g if slopes.column_sums is None else slopes.column_sums
-        torch.sum(sums, 0, dtype=out.dtype, out=out)
+        if sums.dtype == out.dtype:  # of 16 bits, too, torch adds up in float32
+            torch.sum(sums, 0, out=out)
+        else:
+            out.copy_(torch.sum(sums, 0, dtype=self.walk.out))
 
     def _scale_(self, grad: Tensor) -> None:
         if self._factored:
