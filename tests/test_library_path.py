@@ -174,3 +174,33 @@ def test_many_chunks_agree_with_one(monkeypatch):
     for result in results[1:]:
         for got, want in zip(result[:3], results[0][:3], strict=True):
             torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_products_of_narrow_operands(monkeypatch, adds):
+    """What a GPU is asked for, and the same sums by whichever of its products there is."""
+    asked = []
+
+    def mm(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+        asked.append("mm")
+        made = a.to(out_dtype) @ b.to(out_dtype)
+        return made if out is None else out.copy_(made)
+
+    def addmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, out: torch.Tensor) -> None:
+        asked.append("addmm")
+        assert c is out and out_dtype == out.dtype
+        out.add_(a.to(out_dtype) @ b.to(out_dtype))
+
+    a, b = torch.randn(3, 5).bfloat16(), torch.randn(5, 4).bfloat16()
+    want = a.double() @ b.double()
+    monkeypatch.setattr(library_walk, "multiplies_narrow", lambda device: True)
+    monkeypatch.setattr(library_walk, "adds_narrow", lambda device: adds)
+    out = torch.full((3, 4), torch.nan)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "mm", mm)
+        patch.setattr(torch, "addmm", addmm)
+        library_walk.product(a, b, out)
+        library_walk.product(a, b, out, add=True)
+    assert asked == ["mm", "addmm" if adds else "mm"]
+    torch.testing.assert_close(out.double(), 2 * want, rtol=1e-5, atol=1e-5)
+    assert not library_walk._works(torch.mm, torch.device("cpu"))

@@ -62,10 +62,12 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
         else:
             torch.mm(a, b, out=out)
     elif multiplies_narrow(a.device):
-        if add:
+        if not add:
+            torch.mm(a, b, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+        elif adds_narrow(a.device):
             torch.addmm(out, a, b, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
         else:
-            torch.mm(a, b, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+            out.add_(torch.mm(a, b, out_dtype=out.dtype))  # type: ignore[call-overload]
     else:
         wide = torch.promote_types(a.dtype, out.dtype)
         made = torch.mm(a.to(wide), b.to(wide))
@@ -75,12 +77,22 @@ def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
 @functools.cache
 def multiplies_narrow(device: torch.device) -> bool:
     """Whether torch multiplies 16-bit matrices with float32 sums and results there."""
+    return _works(torch.mm, device)
+
+
+@functools.cache
+def adds_narrow(device: torch.device) -> bool:
+    """Whether it adds such a product to a float32 matrix in the same launch."""
+    return _works(lambda a, b, **kw: torch.addmm(kw["out"], a, b, **kw), device)
+
+
+def _works(operation: Callable[..., Any], device: torch.device) -> bool:
     if device.type not in ("cuda", "xpu"):
         return False
     a, out = torch.zeros(16, 16, dtype=torch.bfloat16, device=device), torch.zeros(16, 16, device=device)
     try:
-        torch.addmm(out, a, a, out_dtype=torch.float32, out=out)  # type: ignore[call-overload]
-    except (RuntimeError, TypeError):  # ROCm without it
+        operation(a, a, out_dtype=torch.float32, out=out)
+    except (RuntimeError, TypeError):  # such as on ROCm
         return False
     return True
 
