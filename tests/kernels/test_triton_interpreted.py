@@ -225,6 +225,27 @@ def test_codes_as_columns(triton, small_chunks):
 
 
 @inside
+@pytest.mark.parametrize("loss", [BCE(), losses.SigmoidF1()], ids=["elementwise", "columns"])
+def test_dense_targets_of_any_dtype_and_layout(triton, loss):
+    """They are read as they are: no copy in another dtype, no contiguous one."""
+    p = problem(Size(5, 70, 4, 6, bias=True), torch.float32)
+    y = torch.rand(5, 70) < 0.3
+
+    def result(targets):
+        scale = p.scale if isinstance(loss, BCE) else 1.0
+        call = LossCall(
+            p.x, p.layer, targets, loss, scale, (True, True, True, False, False)[: 3 if scale is p.scale else 5]
+        )
+        return (triton.fused_loss(call) if isinstance(loss, BCE) else triton.column_loss(call))[:4]
+
+    want = result(y.float())
+    forms = [y, *(y.to(dtype) for dtype in (torch.uint8, torch.int64, torch.bfloat16, torch.float64))]
+    for targets in (*forms, y.T.contiguous().T, torch.cat([y, y], 1)[:, :70], y.float().T.contiguous().T):
+        for got, right in zip(result(targets), want, strict=True):
+            assert torch.equal(got, right)
+
+
+@inside
 def test_row_scale_and_float16_range(triton):
     """A mean over many terms is below the range of float16, and label weights may lead out of it."""
     n = 70
