@@ -18,6 +18,9 @@ from torch import Tensor
 from ..losses import ElementwiseParams
 
 RANK = 16  # columns of the DFT part of a block: what one step of a tensor core takes
+ABSENT = (
+    -32768.0
+)  # as a logit it costs nothing: a kernel that makes feature 15 a 1 gives it to labels that are not there
 MARKED = 32  # labels whose positives are one word of ``marks``
 
 
@@ -35,8 +38,9 @@ class FlashLaunch(NamedTuple):
     x: Tensor  # [B, s] the slack features in the dtype of the products; a row is packed, rows have a stride
     weight: Tensor  # [m, s] contiguous, dtype of x
     bias: Tensor | None  # [m] dtype of x, contiguous
-    basis: Tensor | None  # [T, 16] dtype of x: the DFT of any block
-    coef: Tensor | None  # [B, blocks · 16] dtype of x: the features of a block's basis, for every block
+    # [T+1, 16] dtype of x: the DFT of any block. Column 15 is 0 but in row T, which has nothing else: ABSENT.
+    basis: Tensor | None
+    coef: Tensor | None  # [B, blocks · 16] dtype of x: the features of a block's basis, for every block; column 15: 0
     block_labels: int  # T: a multiple of the tile
     blocks: int  # ceil(m / T)
     indices: Tensor | None  # int64 [nnz] global labels, ascending in each row; None: targets are dense

@@ -26,13 +26,13 @@ from ..layer import Layer
 from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .device_tables import DeviceTables
-from .flash_kernels import MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes
+from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes
 from .interface import LossCall, LossResult, gradient_dtype, label_vector
 from .library_walk import tf32_allowed, without_autocast
 
 WIDEST = 128  # slack columns
-_PARTS = 3  # columns of the basis that hold the constant
-_WAVES = RANK - _PARTS
+_CONSTANT = slice(RANK - 4, RANK - 1)  # the columns of the basis that hold the constant; the last one is for kernels
+_WAVES = _CONSTANT.start
 _ALIGN = 256  # bytes: where a part of the workspace begins
 _MAX_LABELS = 2**31 - 1  # a label fits an int32 inside the kernels
 # Where the singular values of a block's waves are cut: below the rounding of the factors.
@@ -42,7 +42,7 @@ _EPS = {torch.bfloat16: 1e-4, torch.float16: 2e-5, torch.float32: 2e-5}
 class BlockTables(NamedTuple):
     """The DFT part of every block of a layer, in the dtype of its products."""
 
-    basis: Tensor  # [T, 16]
+    basis: Tensor  # [T+1, 16]
     waves: Tensor  # [blocks · 16, 2k+1]: M
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -112,12 +112,13 @@ def _work_out(layer: Layer, labels: int) -> BlockTables:
     waves[:, even:rank, 1::2], waves[:, even:rank, 2::2] = -v_odd * sin[:, None], v_odd * cos[:, None]
     # The constant: 1/√n = 2⁻ᵖ · u with u in [2⁻⁵, 2⁻⁴), where even the last digits are no subnormal numbers of float16.
     power = math.floor(math.log2(math.sqrt(n))) - 4
-    waves[:, _WAVES:, 0] = 2.0**-power
-    basis = np.zeros((labels, RANK))
-    basis[:, :rank] = shared.u
+    waves[:, _CONSTANT, 0] = 2.0**-power
+    basis = np.zeros((labels + 1, RANK))
+    basis[labels, RANK - 1] = ABSENT
+    basis[:labels, :rank] = shared.u
     left = 2.0**power / math.sqrt(n)
-    for part in range(_WAVES, RANK):
-        basis[:, part] = _rounded(left, dtype)
+    for part in range(_CONSTANT.start, _CONSTANT.stop):
+        basis[:labels, part] = _rounded(left, dtype)
         left -= basis[0, part]
     return BlockTables(_product_tensor(basis, dtype, device), _product_tensor(waves.reshape(-1, waves.shape[2]), dtype, device))  # fmt: skip
 

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigkernels import losses
 from sigkernels.backends import LossCall, flash_pass
@@ -141,3 +142,45 @@ def test_marks_of_a_row_are_its_labels():
     p = problem(Size(2, 200, -1, 4), torch.float16)
     p = p._replace(targets=LabelSets.from_lists([[0, 31, 32, 63, 199], []], 200))
     check(p, BCE(), fused(p, BCE()))
+
+
+class Launches(TorchDispatchMode):
+    """The operations of torch that would be launches, or wait for the device."""
+
+    VIEWS = ("slice", "select", "view", "t.", "transpose", "as_strided", "empty", "detach", "alias", "unsqueeze")
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func).removeprefix("aten.")
+        if not name.startswith(self.VIEWS):
+            self.names.append(name.split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+class NoKernels(ReferenceKernels):
+    """The launches are counted and do nothing."""
+
+    def mark(self, launch):
+        self.calls.append("mark")
+
+    def fused_loss(self, launch):
+        self.calls.append("fused_loss")
+
+    def finish(self, launch, grad_x, rows, total):
+        self.calls.append("finish")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_launches_of_a_step(dtype):
+    """Three kernels and two products; with the reduction of the loss and the upstream gradient that is eight at most."""
+    p = problem(Size(8, 700, 4, 16, bias=True), dtype)
+    call = LossCall(p.x.detach(), p.layer, p.targets, BCE(), 1e-3, (True, True, True))
+    kernels = NoKernels(FlashSizes(32, 64, 7))
+    flash_pass.fused_loss(call, BCE().kernel_params(), kernels)  # makes the tables
+    with torch.no_grad(), Launches() as launches:
+        flash_pass.fused_loss(call, BCE().kernel_params(), kernels)
+    assert launches.names == ["mm", "addmm_"]
+    assert kernels.calls[-3:] == ["mark", "fused_loss", "finish"]

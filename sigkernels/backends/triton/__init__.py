@@ -19,6 +19,7 @@ from ...layer import Layer
 from ...layer_update import LayerUpdate
 from ...losses import ColumnLoss, ElementwiseLoss
 from .. import library_pass, library_scans
+from ..gpu_paths import LossShape, choose_path
 from ..interface import ColumnResult, LMLSteps, LossCall, LossResult, Operation, WholeBackend
 
 
@@ -49,6 +50,13 @@ class TritonBackend(WholeBackend):
         return self.refuses_loss(loss)
 
     def fused_loss(self, call: LossCall) -> LossResult:
+        """The flash kernel where it is the faster path and applies, else the library path."""
+        shape = LossShape.of(call.x, call.layer.weight, call.layer.meta)
+        if choose_path(shape, ("flash", "library")).path == "flash":
+            from . import flash
+
+            if flash.applies(call) is None:
+                return flash.fused_loss(call)
         from .pointwise import TritonPointwise
 
         return library_pass.fused_loss(call, TritonPointwise())
