@@ -1,7 +1,8 @@
 """The Triton backend, for NVIDIA and AMD GPUs; needs no compiler at install time.
 
-The library path (``backends/library_pass.py``) with one kernel from logits to loss and ``∂loss/∂z`` between the vendor's
-matrix products: no ``[B, n]`` array, no atomics, the same bits every run.
+An elementwise loss of a narrow layer takes the flash kernel (``flash.py``) where the table of paths says so. Everything else is
+the library path (``backends/library_pass.py``), with one kernel from logits to loss and ``∂loss/∂z`` between the vendor's matrix
+products. No ``[B, n]`` array, no float atomics, the same bits every run.
 
 With ``TRITON_INTERPRET=1`` in the environment before the first import the same kernels run on CPU tensors.
 """
