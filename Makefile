@@ -4,6 +4,7 @@
 # make types  pyright: how much of the public interface has a known type
 # make docs   the documentation site into build/site; every warning and every broken link is an error
 # make bench  every benchmark against its peers; writes bench/out/report.html
+# make gpu    on a machine with a GPU: its tests, benchmarks and a profile, into bench/out/gpu (docs/gpu.md)
 # make build  sdist and wheel into dist/
 # make wheel  a manylinux wheel into dist/repaired, which runs on other Linux machines
 # make try-wheel  the same, installed and tried in an environment that has nothing else
@@ -22,7 +23,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 SOURCES := $(shell find csrc -type f \( -name '*.cpp' -o -name '*.h*' -o -name '*.cu*' \) 2>/dev/null)
 
-.PHONY: demo test lint types docs bench build wheel try-wheel clean
+.PHONY: demo test lint types docs bench gpu build wheel try-wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/run $(VENV)/ext
@@ -45,6 +46,18 @@ docs: $(VENV)/docs
 
 bench: $(VENV)/dev $(VENV)/ext
 	$(BIN)/python -m sigkernels bench --html $(ARGS)
+
+# Every part runs, whatever becomes of the one before. CUDA C++ is compiled where nvcc is.
+GPU := bench/out/gpu
+gpu: $(VENV)/dev
+	mkdir -p $(GPU)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	-$(BIN)/python -m sigkernels env | tee $(GPU)/env.txt
+	-$(BIN)/python -m pytest -m gpu 2>&1 | tee $(GPU)/tests.txt
+	-$(BIN)/python -m sigkernels bench --only gpu --html --output $(GPU) $(ARGS)
+	-$(BIN)/python bench/gpu_profile.py --output $(GPU)
+	tar czf bench/out/gpu.tar.gz -C bench/out gpu
+	@echo "Send back bench/out/gpu.tar.gz"
 
 # The wheel is built from the sdist, so that what is missing from the one is missing from the other.
 build: $(VENV)/dev

@@ -68,15 +68,20 @@ def problem(shape: ShapeClass, device: torch.device) -> LossCall:
 def steps_of(call: LossCall) -> dict[GPUPath, Step]:
     """A step by every path that can run here and takes the call."""
     shape = LossShape.of(call.x, call.layer.weight, call.layer.meta)
-    triton, cuda, here = by_name("triton"), by_name("cuda"), gpu_paths_here()
+    cuda, here = by_name("cuda"), gpu_paths_here()
     steps: dict[GPUPath, Step] = {}
     if "cuda" in here and not (cuda.refuses_device(call.x.device) or cuda.refuses_shape(shape)):
         steps["cuda"] = lambda: cuda.fused_loss(call)
-    if "flash" in here and triton.refuses_flash(call) is None:
-        steps["flash"] = lambda: triton.flash(call)
-    library = triton.library if "flash" in here else by_name("torch").fused_loss
-    steps["library"] = lambda: library(call)
-    return steps
+    if "flash" not in here:
+        torch_backend = by_name("torch")
+        return steps | {"library": lambda: torch_backend.fused_loss(call)}
+    from sigkernels.backends import library_pass
+    from sigkernels.backends.triton import flash
+    from sigkernels.backends.triton.pointwise import TritonPointwise
+
+    if flash.applies(call) is None:
+        steps["flash"] = lambda: flash.fused_loss(call)
+    return steps | {"library": lambda: library_pass.fused_loss(call, TritonPointwise())}
 
 
 def samples(steps: dict[GPUPath, Step], clock: Clock, rounds: int) -> dict[GPUPath, list[float]]:

@@ -391,3 +391,38 @@ def test_bench_writes_the_table(tmp_path, monkeypatch, capsys):
     assert files == ["gpu_paths.json", "gpu_paths.md"]
     assert f"SIGKERNELS_GPU_PATHS={tmp_path / 'gpu_paths.json'}" in capsys.readouterr().err
     assert gpu_paths.read(tmp_path / "gpu_paths.json")["sm_89"].steps[MIDDLE] == {"library": 3.0}
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def predictions(measuring):
+    return importlib.import_module("predict_gpu")
+
+
+def entry(path="flash", ratio=0.5, dft=1.1, launches=7, **changed):
+    known = dict(n=8921, k=80, s=50, B=64, dtype="bf16", machine="A100", path=path, launches=launches, bar=1.0)
+    times = dict(microseconds={"flash": 12.3, "library": 45678.0}, eager=40.0, compiled=24.6, chunked=20.0)
+    return known | times | dict(ratio=ratio, met=ratio <= 1 and launches <= 8, dft=dft) | changed
+
+
+def test_predictions_as_a_table(predictions):
+    """A missed bar stands out, and is counted; so is a DFT part that costs too much."""
+    text = predictions.page([entry(), entry(machine="H100", path="library", ratio=1.5, dft=1.4)])
+    assert "| n=8,921 k=80 s=50 B=64 | bf16 | 1.0 | flash 12 / 40 / 25 / 20 (0.50) |" in text
+    assert "library 45.7k / 40 / 25 / 20 (**1.50**)" in text
+    assert "**1 of 2 bars are missed**" in text and "never measured" in text
+    assert "**above 1.25 in 1 of 2**: n=8,921 k=80 s=50 B=64 1.10–1.40." in text
+    assert "No case takes CUDA C++." in text
+    taken = entry("cuda", microseconds={"cuda": 9.0, "flash": 12.3, "library": 30.0})
+    text = predictions.page([taken, entry(launches=9, **{"met": False})])
+    assert "the `triton` backend's time over `torch.compile`'s: n=8,921 k=80 s=50 B=64 0.50–0.50." in text
+    assert "**1 of 2 bars are missed** (bold), 1 of them by more than 8 launches alone." in text
+    assert "All 1 bars are met." in predictions.page([entry()])
+
+
+def test_the_page_has_the_saved_predictions(predictions):
+    saved = json.loads(predictions.RESULT.read_text(encoding="utf-8"))
+    assert len(saved["entries"]) == 3 * 2 * len(predictions.BARS)
+    assert predictions.page(saved["entries"]) in predictions.PAGE.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ MARKED = 32  # labels whose positives are one word of ``marks``
 
 
 class FlashSizes(NamedTuple):
-    """How a backend cuts a problem; a prediction of its times chose them (``bench/predict_flash.py``)."""
+    """How a backend cuts a problem; a prediction of its times chose them ."""
 
     tile: int  # labels of a step: a block has a multiple of it, and so do the words of marks that it reads
     rows: int  # the most rows of one launch

@@ -155,8 +155,9 @@ def _reduce(result: LossResult, reduction: str, num_labels: int, dtype: torch.dt
     if result.value is not None and count:
         return result.value
     if result.total is not None and count:
-        total = result.total / count
-        return total.to(dtype) if isinstance(total, Tensor) else _scalar(total, dtype)
+        if not isinstance(result.total, Tensor):
+            return _scalar(result.total / count, dtype)
+        return torch.div(result.total, count, out=result.total.new_empty((), dtype=dtype))  # one launch, in float64
     return (rows.sum() / count).to(dtype)
 
 

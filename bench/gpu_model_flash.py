@@ -1,0 +1,275 @@
+"""Predicted times of a step by the flash kernels, in CUDA C++ and in Triton, from their machine code (``gpu_model.py``)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from gpu_launches import Other, Product, call, flash_launches
+from gpu_model import ELEMENT, LAUNCH, MACHINES, baselines, machines, product_seconds, report, sass, triton_cubin
+from gpumodel.ahead import cuda_cubin
+from gpumodel.simulate import cache_directory
+
+from sigkernels.backends import flash_pass
+from sigkernels.backends.flash_kernels import FlashSizes
+
+Case = tuple[int, int, int, int]  # n, k (-1: no DFT), s, B
+CUDA_WIDEST = 64
+
+
+# -- the flash kernel in CUDA C++ ---------------------------------------------------------------------------------------
+
+# How the code runs for BCE of label sets, by its source lines; gpumodel's walk.py says what the words mean.
+_CUDA: dict[str, Any] = {
+    "tile": "tile",
+    "unused_ok": True,
+    "params": {"chunk": 99},  # outside its loop, which is not there where a warp has one chunk of a tile
+    "loops": [
+        {"at": r"for \(int label = first; label < last", "name": "tile"},
+        {"at": r"for \(int column = label_warp \* CHUNK", "name": "chunk", "trips": "TILE//32//LW"},
+        {"at": r"while \(next_ < first \+ 32\)", "trips": 0},
+        {"at": r"for \(int row = 0; row < p\.batch", "trips": "rows//depth//2"},
+        {"at": r"for \(int r = thread", "trips": 1},
+    ],
+    "branches": [
+        {"at": r"if \(next < last\)", "take": False},
+        {"via": r"fetch\(next.*if \(piece == 16\)", "at": r"if \(piece == 16\)", "take": False},
+        {"at": r"if \(piece == 16\)", "take": "piece!=16"},
+        {"at": r"if \(piece == 8\)", "take": "piece!=8"},
+        {"at": r"if \(piece == 4\)", "take": "piece!=4"},
+        {"at": r"if \(at >= bytes\) return", "take": False},
+        {"at": r"if \(p\.basis\)", "take": "not dft"},
+        {"at": r"p\.bias && thread", "take": True},
+        {"at": r"if \(row0 < p\.batch\)|if \(label \+ column < last\)", "take": False},
+        {"at": r"while \(next_ < first \+ 32\)", "take": True},
+        {"at": r"if \(label \+ CHUNK > last\)", "take": True},
+        {"at": r"if \(p\.loss\.plain\)", "take": False},
+        {"at": r"if \(any\) turn", "take": "chunk % 2 == 0"},
+        {"at": r"if \(losses\.factors > ", "take": "chunk != 0"},
+        {"at": r"if \(p\.row_factor\)", "take": True},
+        {"at": r"if \(!p\.slabs\) continue", "take": False},
+        {"at": r"if \(p\.basis\) add_product", "take": "not dft"},
+        {"at": r"if \(label \+ part >= last\)", "take": False},
+        {"at": r"if \(sums_bias\)", "take": True},
+        {"at": r"if \(at >= last\)", "take": False},
+        {"at": r"at < last && sums_bias", "take": True},
+        {"at": r"log1pf\(product", "take": True},
+        {"at": r"p\.out_scale", "take": True},
+    ],
+}
+
+
+class CUDAShape(NamedTuple):
+    """A block of ``csrc/cuda/shapes.h``."""
+
+    scalar: str
+    steps: int
+    row_tiles: int
+    row_warps: int
+    tile: int
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.row_tiles * self.row_warps
+
+    @property
+    def source(self) -> str:
+        """A unit that has this kernel alone."""
+        numbers = ", ".join(map(str, self[1:]))
+        return (
+            f'#include "cuda/fused_loss.cuh"\nusing S = sk::Shape<{self.scalar}, {numbers}>;\n'
+            "template __global__ void sk::fused_loss_kernel<S>(const sk::FusedLossArgs<S::Scalar>);\n"
+        )
+
+
+def cuda_shape(machine: str, dtype: str, batch: int) -> CUDAShape:
+    """As ``with_shape`` chooses."""
+    large = MACHINES[machine].shared >= 150 * 1024
+    if dtype == "tf32":
+        if batch <= 64:
+            return CUDAShape("float", 8, 1, 4, 64)
+        return CUDAShape("float", 8, 2 if batch > 128 and large else 1, 8, 32)
+    if batch <= 128:
+        return CUDAShape("__nv_bfloat16", 4, 2, 2 if batch <= 64 else 4, 128)
+    return CUDAShape("__nv_bfloat16", 4, 2, 8, 128 if large else 64)
+
+
+@functools.cache
+def _cuda_cubin(shape: CUDAShape) -> Any:
+    unit = cache_directory() / f"fused_loss-{'-'.join(map(str, shape))}.cu"
+    unit.write_text(shape.source, encoding="utf-8")
+    return cuda_cubin(unit, 80, Path(__file__).resolve().parent.parent / "csrc")
+
+
+@functools.cache
+def _cuda_tile_seconds(machine: str, shape: CUDAShape, dtype: str, rows: int, slack: int, dft: bool) -> float:
+    """A tile of labels on one multiprocessor."""
+    m, cubin, size = MACHINES[machine], _cuda_cubin(shape), ELEMENT[dtype]
+    depth = 32 // size
+    (registers,) = sass.registers(cubin).values()
+    width = slack * size
+    known = dict(
+        TILE=shape.tile, LW=8 // shape.row_warps, depth=depth, rows=-(-rows // (2 * depth)) * 2 * depth, dft=dft,
+        piece=16 if width % 16 == 0 else 4 if width % 4 == 0 else 2,
+    )  # fmt: skip
+    made = report.predict(
+        sass.load(cubin, "fused_loss_kernel"), _CUDA, m, warps=8, tiles=m.sms, registers=registers, blocks=1, **known
+    )
+    return made.result.cycles / (m.ghz * 1e9)
+
+
+def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
+    """Seconds and launches of a step by the kernel in CUDA C++; infinite where it refuses."""
+    m, shape = MACHINES[machine], cuda_shape(machine, dtype, batch)
+    labels = -(-n // 32 // m.sms) * 32  # of a block
+    blocks, tiles = -(-n // labels), labels / shape.tile
+
+    def kernel(rows: int) -> float:
+        return tiles * _cuda_tile_seconds(machine, shape, dtype, rows, s, k >= 0)
+
+    return _flash_step(machine, dtype, (n, k, s, batch), FlashSizes(32, shape.rows, m.sms), blocks, kernel, marks=False)
+
+
+# -- the flash kernels in Triton ------------------------------------------------------------------------------------------
+
+_TRITON = {"tile": "tile", "loops": [{"at": r"for at in tl\.range", "name": "tile"}], "branches": []}
+_MARK = {
+    "loops": [
+        {"at": r"tl\.max\(high", "name": "search", "trips": 5},
+        {"at": r"while tl\.min", "name": "set", "trips": 2},
+    ],
+    "branches": [],
+}
+
+
+@functools.cache
+def _triton_cubin(dtype: str, s: int, chosen: Any, dft: bool, accumulate: bool) -> tuple[Any, int, int]:
+    """(code, registers, shared memory) of the flash kernel for BCE of label sets."""
+    import triton
+    import triton.language as tl
+    from sigkernels.backends.triton.kernels.flash import flash_kernel
+
+    from sigkernels.backends.triton import flash
+    from sigkernels.backends.triton.kernels.losses import settings
+    from sigkernels.losses import BCE
+
+    params: Any = BCE().kernel_params()
+    element = "*fp32" if dtype == "tf32" else f"*{dtype}"
+    types = dict.fromkeys(["x", "weight", "bias", "basis", "coef", "dense", "grad_coef"], element)
+    types |= dict.fromkeys(("grad_weight", "grad_bias"), "*fp32" if accumulate else element)
+    types |= dict.fromkeys(["label_weight", "pos_weight", "row_factor", "out_scale", "slabs", "row_sums"], "*fp32")
+    types |= {"marks": "*i32", "totals": "*fp64", "scale": "fp32"}
+    types |= dict.fromkeys(["x_stride", "coef_stride", "dense_stride", "batch", "labels", "block_labels"], "i32")
+    constants = settings(params) | flash.layout(chosen) | dict(
+        SLACK=s, WIDTH=flash.width(s), HAS_DFT=dft, HAS_BIAS=False, SPARSE=True, HAS_WEIGHT=False, HAS_POS_WEIGHT=False,
+        HAS_ROW_FACTOR=False, SCALED=False, ACCUMULATE=accumulate, NEED_X=True, NEED_WEIGHT=True, NEED_BIAS=False,
+        DTYPE=tl.bfloat16 if dtype == "bf16" else tl.float32, PRECISION="tf32" if dtype == "tf32" else "ieee",
+    )  # fmt: skip
+    warps, limit = constants.pop("num_warps"), constants.pop("maxnreg")
+    odd = ("x_stride", "dense_stride", "batch", "labels", "block_labels")
+    made = triton.compile
+
+    def compiled(source: Any, target: Any, options: dict[str, Any]) -> Any:
+        return made(source, target=target, options=options | {"maxnreg": limit})
+
+    with mock.patch.object(triton, "compile", compiled):  # gpumodel knows of no limit of registers
+        cubin, shared = triton_cubin(flash_kernel, types, constants, warps, 3, odd=odd)
+    return sass.load(cubin, "^flash_kernel$"), sass.registers(cubin)["flash_kernel"], shared
+
+
+@functools.cache
+def _triton_tile_seconds(
+    machine: str, dtype: str, s: int, chosen: Any, dft: bool, accumulate: bool, blocks: int
+) -> float:
+    """A tile of labels on a multiprocessor where so many blocks run."""
+    m = MACHINES[machine]
+    code, registers, shared = _triton_cubin(dtype, s, chosen, dft, accumulate)
+    known = dict(warps=chosen.num_warps, registers=registers, shared=shared, blocks=blocks)
+    made = report.predict(code, _TRITON, m, tiles=blocks * m.sms, **known)
+    seconds: float = made.result.cycles / (m.ghz * 1e9)
+    return seconds
+
+
+@functools.cache
+def _mark_seconds(machine: str, n: int, rows: int) -> float:
+    from sigkernels.backends.triton.kernels.flash import mark_kernel
+
+    from sigkernels.backends.triton import flash
+
+    m, words = MACHINES[machine], -(-n // 32)
+    types = {"indices": "*i64", "offsets": "*i64", "marks": "*i32"}
+    types |= dict.fromkeys(("label_start", "batch", "words"), "i32")
+    cubin, shared = triton_cubin(mark_kernel, types, dict(flash._MARKS), 4, 3, odd=("label_start", "batch", "words"))
+    programs = -(-words // flash._MARKS["WORDS"]) * -(-rows // flash._MARKS["ROWS"])
+    known = dict(warps=4, registers=sass.registers(cubin)["mark_kernel"], shared=shared, reps=2)
+    made = report.predict(sass.load(cubin, "^mark_kernel$"), _MARK, m, tiles=programs, **known)
+    return max(made.seconds, words * rows * 4 / baselines.l2_bandwidth(m)) + LAUNCH
+
+
+def triton_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
+    """Seconds and launches of a step by the kernel in Triton; infinite where it refuses."""
+    from sigkernels.backends.triton import flash
+
+    m, dft = MACHINES[machine], k >= 0
+    if s > flash.WIDEST:
+        return math.inf, 0
+    chosen = flash.shape("tf32" if dtype == "tf32" else "16-bit", flash.width(s), batch)
+    if batch > flash._LAUNCHES * chosen.BM or chosen.shared > m.shared - 1024:
+        return math.inf, 0
+    accumulate = batch > chosen.BM
+    _, registers, shared = _triton_cubin(dtype, s, chosen, dft, accumulate)
+    resident = min(machines.occupancy(m, chosen.num_warps, registers, shared)[0], chosen.resident)
+    if not resident:
+        return math.inf, 0
+    sizes = FlashSizes(chosen.BN, chosen.BM, chosen.resident * m.sms)
+    labels = flash_pass.block_labels(n, sizes)
+    blocks = -(-n // labels)
+    together = min(resident, -(-blocks // m.sms))
+    waves = -(-blocks // (resident * m.sms))  # more than one where fewer run at once than was thought
+
+    def kernel(rows: int) -> float:
+        tile = _triton_tile_seconds(machine, dtype, s, chosen, dft, accumulate, together)
+        return waves * labels / chosen.BN * tile
+
+    return _flash_step(machine, dtype, (n, k, s, batch), sizes, blocks, kernel, marks=True)
+
+
+# -- a step by a flash path ----------------------------------------------------------------------------------------------
+
+
+def _flash_step(
+    machine: str, dtype: str, case: Case, sizes: FlashSizes, blocks: int, kernel: Callable[[int], float], marks: bool
+) -> tuple[float, int]:
+    """``kernel(rows)``: the seconds of the loop over labels of a launch, of which everything else is known."""
+    import torch
+
+    m, size, (n, k, s, batch) = MACHINES[machine], ELEMENT[dtype], case
+    problem = call(n, k, s, batch, torch.bfloat16 if dtype == "bf16" else torch.float32)
+    if k >= 0 and flash_pass.rank_refusal(problem.layer, problem.x.dtype, sizes) is not None:
+        return math.inf, 0
+    launches = flash_launches(problem, sizes, marks)
+    seconds = 0.0
+    for launch in launches:
+        if isinstance(launch, Product):
+            seconds += product_seconds(machine, dtype, batch, launch)
+        elif isinstance(launch, Other):
+            seconds += launch.nbytes / baselines.l2_bandwidth(m) + LAUNCH
+        elif launch.name == "flash":
+            rows = launch.keywords["batch"]
+            # Weights and their gradients; those of several launches are float32 sums, read and written.
+            moved = n * s * (size + (8 if batch > sizes.rows else size)) + n * rows / 8
+            # What comes before and after the loop: x and coef in, slabs out, two latencies of memory each way.
+            around = 4 * m.l2 / (m.ghz * 1e9) + blocks * rows * s * 4 / baselines.l2_bandwidth(m)
+            seconds += max(kernel(rows), moved / m.hbm) + around + LAUNCH
+        elif launch.name == "finish":
+            rows = launch.keywords["batch"]
+            seconds += blocks * rows * s * 4 / baselines.l2_bandwidth(m) + 4 * m.l2 / (m.ghz * 1e9) + LAUNCH
+        elif launch.name == "mark":
+            seconds += _mark_seconds(machine, n, launch.keywords["batch"])
+        else:
+            seconds += LAUNCH
+    return seconds, len(launches)
