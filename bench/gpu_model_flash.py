@@ -151,9 +151,9 @@ def _triton_cubin(dtype: str, s: int, chosen: Any, dft: bool, accumulate: bool) 
     """(code, registers, shared memory) of the flash kernel for BCE of label sets."""
     import triton
     import triton.language as tl
-    from sigkernels.backends.triton.kernels.flash import flash_kernel
 
     from sigkernels.backends.triton import flash
+    from sigkernels.backends.triton.kernels.flash import flash_kernel
     from sigkernels.backends.triton.kernels.losses import settings
     from sigkernels.losses import BCE
 
@@ -196,9 +196,8 @@ def _triton_tile_seconds(
 
 @functools.cache
 def _mark_seconds(machine: str, n: int, rows: int) -> float:
-    from sigkernels.backends.triton.kernels.flash import mark_kernel
-
     from sigkernels.backends.triton import flash
+    from sigkernels.backends.triton.kernels.flash import mark_kernel
 
     m, words = MACHINES[machine], -(-n // 32)
     types = {"indices": "*i64", "offsets": "*i64", "marks": "*i32"}

@@ -340,6 +340,36 @@ def test_a_problem_of_a_class_runs(measuring):
     assert all(grad is not None and grad.isfinite().all() for grad in result.gradients)
 
 
+def test_the_steps_that_are_timed(measuring, monkeypatch):
+    """Every path that can run here and takes the call."""
+    flash = pytest.importorskip("sigkernels.backends.triton.flash")
+    call = measuring.problem(ShapeClass("16-bit", 32, 16, 9_000), torch.device("cpu"))
+    monkeypatch.setattr(measuring, "gpu_paths_here", lambda: ("library",))
+    steps = measuring.steps_of(call)
+    assert list(steps) == ["library"] and steps["library"]().grad_x is not None
+    monkeypatch.setattr(measuring, "gpu_paths_here", lambda: PATHS)
+    monkeypatch.setattr(backends.by_name("cuda"), "refuses_device", lambda device: None)
+    monkeypatch.setattr(backends.by_name("cuda"), "refuses_shape", lambda shape: None)
+    monkeypatch.setattr(flash, "applies", lambda call: None)
+    assert set(measuring.steps_of(call)) == set(PATHS)
+    monkeypatch.setattr(flash, "applies", lambda call: "too wide")
+    assert set(measuring.steps_of(call)) == {"cuda", "library"}
+
+
+@pytest.mark.parametrize(("path", "refusal"), [("flash", None), ("flash", "too wide"), ("library", None)])
+def test_the_triton_backend_goes_by_the_table(path, refusal, measuring, monkeypatch):
+    flash = pytest.importorskip("sigkernels.backends.triton.flash")
+    call = measuring.problem(ShapeClass("16-bit", 32, 16, 9_000), torch.device("cpu"))
+    from sigkernels.backends import library_pass, triton
+
+    monkeypatch.setattr(triton, "choose_path", lambda shape, among: gpu_paths.Choice(path, "made up"))
+    monkeypatch.setattr(flash, "applies", lambda call: refusal)
+    monkeypatch.setattr(flash, "fused_loss", lambda call: "flash")
+    monkeypatch.setattr(library_pass, "fused_loss", lambda call, pointwise: "library")
+    taken = "flash" if path == "flash" and refusal is None else "library"
+    assert backends.by_name("triton").fused_loss(call) == taken
+
+
 def record(shape, path, microseconds):
     return SimpleNamespace(
         suite="gpu_paths", group=f"GPU path, {shape}", who=f"sigkernels, {path}", seconds=microseconds * 1e-6

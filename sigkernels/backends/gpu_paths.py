@@ -148,7 +148,7 @@ def choose_for_class(architecture: str, shape: ShapeClass | None, among: tuple[G
 
 def _choose(table: Table, architecture: str, shape: ShapeClass | None, among: tuple[GPUPath, ...]) -> Choice:
     if shape is None:
-        return Choice("library", f"flash kernels take 16-bit or tf32 products and 1 to {SLACK[-1]} slack columns")
+        return Choice("library", "flash kernels multiply narrow layers, in 16 bits or tf32, alone")
     part = table.get(architecture)
     if part is None:
         return Choice("library", f"nothing is known of the others on '{architecture}' devices")
