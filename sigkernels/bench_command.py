@@ -58,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
         files, failed = run_suites(suites, Path(folder), args.quick, args.only)
         records = [record for file in files for record in report.read(file)[0]]
     if not records:
-        raise ValueError(f"no benchmark ran: is there one whose name contains {args.only!r}? See {suites}")
+        raise ValueError(
+            f"no benchmark ran: is there one whose name contains {args.only!r}, that can run here? See {suites}"
+        )
 
     from sigkernels import env
 
