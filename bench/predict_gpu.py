@@ -119,7 +119,7 @@ def page(entries: list[dict[str, Any]]) -> str:
     lines.append("\n" + _missed(entries))
     lines.append(_without_cuda(entries))
     lines.append(_dft(entries))
-    lines.append(f"`{COMMAND}`; [docs/results/gpu_model.json](results/gpu_model.json) has the times of every path.")
+    lines.append(f"`{COMMAND}`; `docs/results/gpu_model.json` has the times of every path.")
     return "\n".join(lines)
 
 
