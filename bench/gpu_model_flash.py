@@ -18,7 +18,7 @@ from sigkernels.backends import flash_pass
 from sigkernels.backends.flash_kernels import FlashSizes
 
 Case = tuple[int, int, int, int]  # n, k (-1: no DFT), s, B
-CUDA_WIDEST = 64
+CUDA_WIDEST = 128
 
 
 # -- the flash kernel in CUDA C++ ---------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ _CUDA: dict[str, Any] = {
     "params": {"chunk": 99},  # outside its loop, which is not there where a warp has one chunk of a tile
     "loops": [
         {"at": r"for \(int label = first; label < last", "name": "tile"},
-        {"at": r"for \(int column = label_warp \* CHUNK", "name": "chunk", "trips": "TILE//32//LW"},
+        {"at": r"for \(int column = label_warp \* CHUNK", "name": "chunk", "trips": "-(-TILE//32//LW)"},
         {"at": r"while \(next_ < first \+ 32\)", "trips": 0},
         {"at": r"for \(int row = 0; row < p\.batch", "trips": "rows//depth//2"},
         {"at": r"for \(int r = thread", "trips": 1},
@@ -86,9 +86,13 @@ class CUDAShape(NamedTuple):
         )
 
 
-def cuda_shape(machine: str, dtype: str, batch: int) -> CUDAShape:
+def cuda_shape(machine: str, dtype: str, slack: int, batch: int) -> CUDAShape:
     """As ``with_shape`` chooses."""
     large = MACHINES[machine].shared >= 150 * 1024
+    if slack > 64:
+        if dtype == "tf32":
+            return CUDAShape("float", 16, 1, 8 if large and batch > 64 else 4, 64 if large and batch <= 64 else 32)
+        return CUDAShape("__nv_bfloat16", 8, 1, 4 if batch <= 64 else 8, 64)
     if dtype == "tf32":
         if batch <= 64:
             return CUDAShape("float", 8, 1, 4, 64)
@@ -124,7 +128,7 @@ def _cuda_tile_seconds(machine: str, shape: CUDAShape, dtype: str, rows: int, sl
 
 def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
     """Seconds and launches of a step by the kernel in CUDA C++; infinite where it refuses."""
-    m, shape = MACHINES[machine], cuda_shape(machine, dtype, batch)
+    m, shape = MACHINES[machine], cuda_shape(machine, dtype, s, batch)
     labels = -(-n // 32 // m.sms) * 32  # of a block
     blocks, tiles = -(-n // labels), labels / shape.tile
 

@@ -67,9 +67,9 @@ def compiled(architectures="8.0;9.0;12.0+PTX", driver=13000, runtime=13000, capa
         device_count=lambda: len(capabilities) if driver // 1000 >= runtime // 1000 else 0,
         devices=lambda: "some",
         TILE=32,
-        WIDEST=64,
+        WIDEST=128,
         processors=lambda device: 132,
-        rows_of_launch=lambda kind, batch, device: 256,
+        rows_of_launch=lambda kind, batch, slack, device: 256,
     )
 
 

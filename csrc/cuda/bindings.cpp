@@ -92,8 +92,8 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         py::arg("device"), py::arg("stream"), py::arg("flash"), py::kw_only(), py::arg("grad_x"), py::arg("stride"),
         py::arg("wide"), py::arg("rows"), py::arg("total"));
 
-    m.def("rows_of_launch", [](const std::string& dtype, int64_t batch, int device) {
-        return sk::rows_of_launch(dtype_of(dtype), batch, device);
+    m.def("rows_of_launch", [](const std::string& dtype, int64_t batch, int64_t slack, int device) {
+        return sk::rows_of_launch(dtype_of(dtype), batch, slack, device);
     });
     m.def("processors", &sk::processors);
     m.def("device_count", &sk::device_count);

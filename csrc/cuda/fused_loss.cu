@@ -55,7 +55,7 @@ FusedLossArgs<T> args_of(const Flash& f) {
 }  // namespace
 
 void fused_loss(const LaunchOn& on, const Flash& f) {
-    with_shape(f.dtype, f.batch, shared_limit(on.device), [&](auto shape) {
+    with_shape(f.dtype, f.batch, f.slack, shared_limit(on.device), [&](auto shape) {
         using S = decltype(shape);
         launch(on, "fused_loss", fused_loss_kernel<S>, f.blocks, S::BYTES, args_of<typename S::Scalar>(f));
     });
@@ -64,9 +64,9 @@ void fused_loss(const LaunchOn& on, const Flash& f) {
 int64_t tile_labels() { return 32; }
 int64_t widest_slack() { return WIDEST; }
 
-int64_t rows_of_launch(DType dtype, int64_t batch, int device) {
+int64_t rows_of_launch(DType dtype, int64_t batch, int64_t slack, int device) {
     int64_t rows = 0;
-    with_shape(dtype, batch, shared_limit(device), [&](auto shape) { rows = decltype(shape)::ROWS; });
+    with_shape(dtype, batch, slack, shared_limit(device), [&](auto shape) { rows = decltype(shape)::ROWS; });
     return rows;
 }
 

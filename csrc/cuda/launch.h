@@ -44,8 +44,8 @@ void finish(const LaunchOn&, const Flash&, void* grad_x, int64_t stride, bool wi
 // What a caller needs to size its work.
 int64_t tile_labels();   // a block has a multiple of so many labels
 int64_t widest_slack();  // columns
-// The most rows of one launch, where there are `batch`; a block of it takes `block_bytes` of shared memory at least.
-int64_t rows_of_launch(DType, int64_t batch, int device);
+// The most rows of one launch, where there are `batch`.
+int64_t rows_of_launch(DType, int64_t batch, int64_t slack, int device);
 int64_t processors(int device);
 std::string devices();                       // "NVIDIA H100 (sm_90), ..." or why there is none
 int device_count();                          // 0 without a driver or a device

@@ -6,11 +6,26 @@
 
 namespace sk {
 
-constexpr int WIDEST = 64;  // slack columns
+constexpr int WIDEST = 128;  // slack columns
 
-// f(shape) for the block with the most of `batch` rows that fits into `limit` bytes of shared memory.
+// f(shape) for the block with the most of `batch` rows that fits into `limit` bytes of shared memory. With more than 64
+// columns a warp has registers for one row tile.
 template <class T, class F>
-void with_shape_of(int64_t batch, int limit, F f) {
+void with_shape_of(int64_t batch, int64_t slack, int limit, F f) {
+    if (slack > 64) {
+        constexpr int STEPS = WIDEST / Kind<T>::DEPTH;
+        if constexpr (sizeof(T) == 4) {
+            using Small = Shape<T, STEPS, 1, 4, 64>;
+            using Large = Shape<T, STEPS, 1, 8, 32>;
+            if (batch > 64 && limit >= Large::BYTES) return f(Large{});
+            if (limit >= Small::BYTES) return f(Small{});
+            f(Shape<T, STEPS, 1, 4, 32>{});
+        } else {
+            if (batch <= 64) return f(Shape<T, STEPS, 1, 4, 64>{});
+            f(Shape<T, STEPS, 1, 8, 64>{});
+        }
+        return;
+    }
     if constexpr (sizeof(T) == 4) {
         using Large = Shape<T, 8, 2, 8, 32>;
         if (batch <= 64) return f(Shape<T, 8, 1, 4, 64>{});
@@ -26,11 +41,11 @@ void with_shape_of(int64_t batch, int limit, F f) {
 }
 
 template <class F>
-void with_shape(DType dtype, int64_t batch, int limit, F f) {
+void with_shape(DType dtype, int64_t batch, int64_t slack, int limit, F f) {
     switch (dtype) {
-        case DType::tf32: return with_shape_of<float>(batch, limit, f);
-        case DType::f16: return with_shape_of<__half>(batch, limit, f);
-        case DType::bf16: return with_shape_of<__nv_bfloat16>(batch, limit, f);
+        case DType::tf32: return with_shape_of<float>(batch, slack, limit, f);
+        case DType::f16: return with_shape_of<__half>(batch, slack, limit, f);
+        case DType::bf16: return with_shape_of<__nv_bfloat16>(batch, slack, limit, f);
     }
 }
 

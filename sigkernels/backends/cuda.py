@@ -1,7 +1,6 @@
 """The CUDA backend: the flash kernel of ``csrc/cuda`` on torch's tensors, memory and current stream.
 
-It has the fused loss alone, where ``flash_pass`` applies and up to 64 slack columns; other operations and shapes are
-refused by name.
+It has the fused loss alone, where ``flash_pass`` applies; other operations and shapes are refused by name.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class CUDABackend(Backend):
         elif not shape.rows or not shape.labels:
             return None
         else:
-            sizes = _sizes(_kind(shape.dtype), shape.rows, shape.device.index or 0)
+            sizes = _sizes(_kind(shape.dtype), shape.rows, shape.slack, shape.device.index or 0)
             layer = Layer(torch.empty(shape.labels, 0, device="meta"), None, shape.meta)
             reason = flash_pass.rank_refusal(layer, shape.dtype, sizes) or ""
         return f"its kernel does not do this shape: {reason}; {_INSTEAD}" if reason else None
@@ -135,9 +134,9 @@ def _unsupported(device: int) -> str | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _sizes(kind: str, batch: int, device: int) -> FlashSizes:
+def _sizes(kind: str, batch: int, slack: int, device: int) -> FlashSizes:
     module = _module()
-    return FlashSizes(module.TILE, module.rows_of_launch(kind, batch, device), module.processors(device))
+    return FlashSizes(module.TILE, module.rows_of_launch(kind, batch, slack, device), module.processors(device))
 
 
 class CUDAKernels:
@@ -147,7 +146,7 @@ class CUDAKernels:
         self._last: tuple[FlashLaunch, Any] | None = None  # a launch and what the kernels see of it
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
-        return _sizes(_kind(x.dtype), x.shape[0], _where(x)[0])
+        return _sizes(_kind(x.dtype), x.shape[0], slack, _where(x)[0])
 
     def mark(self, launch: FlashLaunch) -> None:
         pass

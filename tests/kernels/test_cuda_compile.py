@@ -20,7 +20,7 @@ from .toolchain import CSRC, KERNELS, bindings, fingerprint, must, need, run
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
 LINKED = "sm_80"  # the architecture of the extension that is linked below
 DTYPES = ("bfloat16", "float16", "tf32")
-SHAPES = {"bfloat16": 4, "float16": 4, "tf32": 3}  # of a block of fused_loss
+SHAPES = {"bfloat16": 6, "float16": 6, "tf32": 6}  # of a block of fused_loss
 
 
 def compile_one(cache: Path, kernel: str, arch: str) -> Path:
@@ -163,5 +163,5 @@ loss = dict.fromkeys("kind label_smoothing gamma_pos gamma_neg alpha_pos alpha_n
 rest = dict(dense_type="", scale=1.0, wide=False, accumulate=False)
 told(lambda: _cuda.fused_loss(0, 0, _cuda.Flash("bfloat16", loss, **numbers, **rest)))
 told(lambda: _cuda.processors(0))
-told(lambda: _cuda.rows_of_launch("float8", 1, 0))
+told(lambda: _cuda.rows_of_launch("float8", 1, 1, 0))
 """

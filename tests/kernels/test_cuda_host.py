@@ -32,6 +32,9 @@ SIZES = {
     "one label": Size(1, 1, -1, 1, bias=True),
     "k=0": Size(3, 65, 0, 4),
     "no DFT": Size(70, 70, -1, 50, bias=True),
+    "wide": Size(70, 170, 2, 100, bias=True),
+    "widest, several launches": Size(133, 96, -1, 128),
+    "wide, odd": Size(5, 131, 2, 67),
     "label range": Size(3, 4000, 20, 20, start=130, rows=200),
 }
 
@@ -116,8 +119,9 @@ def test_block_shapes_of_devices(cuda_on_host, monkeypatch, limit):
     monkeypatch.setenv("SHIM_SHARED", str(limit * 1024))
     cuda._sizes.cache_clear()
     for kind in (torch.bfloat16, torch.float32):
-        p = problem(Size(140, 200, 2, 40, bias=True), kind)
-        agrees(p, BCE(), fused(cuda_on_host, p, BCE()))
+        for size in (Size(140, 200, 2, 40, bias=True), Size(68, 130, 2, 100)):
+            p = problem(size, kind)
+            agrees(p, BCE(), fused(cuda_on_host, p, BCE()))
     cuda._sizes.cache_clear()
 
 
@@ -226,8 +230,8 @@ def test_refusals(cuda_on_host):
     """By name, with what does it instead; a forced backend does not hand over to another one."""
     with sk.backend("cuda"):
         for size, kind, why in (
-            (Size(2, 130, -1, 65), torch.bfloat16, "1 to 64 slack columns, not 65"),
-            (Size(2, 130, 2, 0), torch.bfloat16, "1 to 64 slack columns, not 0"),
+            (Size(2, 130, -1, 129), torch.bfloat16, "1 to 128 slack columns, not 129"),
+            (Size(2, 130, 2, 0), torch.bfloat16, "1 to 128 slack columns, not 0"),
             (Size(2, 130, 60, 4), torch.bfloat16, "more than rank"),
             (Size(2, 130, -1, 4), torch.float64, "not torch.float64"),
         ):
