@@ -54,6 +54,11 @@ class Pointwise(Protocol):
 class GradientSums:
     """The gradients of a walk over label chunks, from those of the logits of each."""
 
+    walk: LabelWalk
+    factor: float | Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
     def __init__(
         self, walk: LabelWalk, needs: tuple[bool, ...], dtype: torch.dtype, factor: float | Tensor = 1.0
     ) -> None:

@@ -199,6 +199,20 @@ class Chunk(NamedTuple):
 class LabelWalk:
     """Logits going forward; the adjoint of the fixed columns. ``narrow``: products take 16-bit operands as they are."""
 
+    layer: Layer
+    batch: int
+    out: torch.dtype  # of sums
+    operand: torch.dtype  # of what is multiplied
+    x: Tensor
+    dft: Tensor
+    codes: Tensor
+    slack: Tensor
+    apart: bool  # whether the constant feature is added apart from the products
+    size: int  # labels of a chunk
+    tables: Tables
+    rank: int
+    group: int
+
     def __init__(self, x: Tensor, layer: Layer, narrow: bool) -> None:
         self.layer, self.batch, self.out = layer, x.shape[0], accumulate_dtype(x.dtype)
         self.operand = x.dtype if narrow else self.out
@@ -302,6 +316,10 @@ class LabelWalk:
 
 class GradientOfX:
     """``Σ g W`` over the chunks, ``[B, D]``: in one sum of the accumulation dtype, or at once where there is one chunk."""
+
+    walk: LabelWalk
+    dtype: torch.dtype
+    grad: Tensor
 
     def __init__(self, walk: LabelWalk, dtype: torch.dtype) -> None:
         self.walk, self.dtype = walk, dtype

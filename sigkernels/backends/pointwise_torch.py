@@ -63,13 +63,21 @@ class ChunkTargets:
     device: every chunk looks at all entries, and those of other labels go to a column of their own.
     """
 
+    dtype: torch.dtype
+    batch: int
+    size: int  # labels of a chunk
+    dense: Tensor | None
+    edges: list[int] | None
+    labels: Tensor
+    rows: Tensor
+    values: Tensor | None  # of the entries; None: all are 1
+
     def __init__(self, targets: LabelSets | Tensor | PartialTargets, layer: Layer, walk: LabelWalk) -> None:
         unknown = None
         if isinstance(targets, PartialTargets):
             targets, unknown = targets.for_kernels()
         self.dtype, self.batch, self.size = walk.out, walk.batch, walk.size
-        self.dense: Tensor | None = None
-        self.edges: list[int] | None = None
+        self.dense = self.edges = None
         if not isinstance(targets, LabelSets):
             self.dense = targets
             return
@@ -81,7 +89,6 @@ class ChunkTargets:
             edges = torch.arange(0, layer.num_rows + self.size, self.size).clamp_(max=layer.num_rows)
             self.edges = torch.searchsorted(labels, edges).tolist()
         self.labels, self.rows = labels, rows
-        # Of the entries; None: all are 1
         self.values = None if unknown is None else torch.where(unknown, torch.nan, 1.0).to(self.dtype)
 
     def __call__(self, start: int, stop: int) -> Tensor:

@@ -16,7 +16,7 @@ class TorchBackend(WholeBackend):
     """The library path with torch operations between its matrix products: the fallback of all others."""
 
     name = "torch"
-    pointwise = TorchPointwise()
+    pointwise: TorchPointwise = TorchPointwise()
 
     def unavailable(self) -> str | None:
         return None

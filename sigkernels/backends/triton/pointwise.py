@@ -34,6 +34,9 @@ class TritonPointwise:
 class Targets:
     """The tensors of targets as kernels take them; a kernel that does not touch an argument still takes a pointer."""
 
+    unknown: bool
+    sparse: bool
+
     def __init__(self, targets: LabelSets | Tensor | PartialTargets, spare: Tensor) -> None:
         flags = None
         self.unknown = isinstance(targets, PartialTargets)
