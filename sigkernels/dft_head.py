@@ -22,6 +22,8 @@ from .prior import Prior, log_odds
 from .sharding import LabelShard, label_shard
 from .validation import check_int, check_memory, check_number
 
+_FIXED = ("k", "codes")  # what the shapes of the parameters do not tell
+
 
 class DFTHead(Head):
     """``z = [W_dft | C | S] (P h + b) + c``: every set of up to ``k`` labels can be predicted, provably.
@@ -157,6 +159,27 @@ class DFTHead(Head):
             self.proj.bias[0] = math.sqrt(self.num_labels) * self._log_odds
         else:
             self._set_label_bias(self.bias, self._log_odds)
+
+    # Heads with another k and other codes can have parameters of the same shapes. What tells them apart travels as
+    # metadata of the state dict, beside its version: a buffer would be sent to all ranks by every step of DDP.
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
+        metadata.update({name: getattr(self, name) for name in _FIXED})
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        other = [
+            f"{name} = {local_metadata[name]}, not {getattr(self, name)}"
+            for name in _FIXED
+            if local_metadata.get(name, getattr(self, name)) != getattr(self, name)
+        ]
+        if other:
+            errors = args[-1]
+            errors.append(f"{prefix or 'the state'} is of a DFTHead with {' and '.join(other)}; build one like it")
+            own = self.state_dict(prefix=prefix, keep_vars=True)
+            state_dict.update(own)  # torch's own copy; the error is raised after all modules were loaded
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     @classmethod
     def from_spmlbl(cls, state_dict: Mapping[str, Tensor], k: int) -> DFTHead:

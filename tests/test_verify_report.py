@@ -361,6 +361,8 @@ def test_extreme_numbers_never_give_a_wrong_answer():
         ({"box": math.inf}, ValueError, "box must be finite"),
         ({"device": "tpu"}, ValueError, "device='tpu'"),
         ({"executor": 4}, TypeError, "executor must be a concurrent.futures.Executor"),
+        ({"radius": "yes"}, TypeError, "radius must be True or False, got 'yes'"),
+        ({"threshold": sk.Thresholds(torch.ones(3) / 2, torch.ones(3))}, TypeError, "threshold=tuned.values"),
         ({"progress": "yes"}, TypeError, "progress must be"),
     ],
 )

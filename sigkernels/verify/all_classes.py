@@ -46,7 +46,7 @@ def verify_classes(
         >>> sk.verify_classes(W).verdicts
         array([ARGMAXABLE, ARGMAXABLE, ARGMAXABLE, UNARGMAXABLE], dtype=object)
     """
-    device = check_resources(device, executor)
+    device = check_resources(device, executor, radius)
     question, notes = as_question(head_or_matrix, bias, tol, box, DecisionRule.of("argmax", None), domain, ball)
     checked_names = check_names(names, question.labels)
     blocks = ReportBlocks(question)

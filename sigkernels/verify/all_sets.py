@@ -73,7 +73,7 @@ def verify_all(
         >>> sk.verify_all(W, k=2).counts()["UNARGMAXABLE"]
         2
     """
-    device = check_resources(device, executor)
+    device = check_resources(device, executor, radius)
     question, notes = as_question(
         head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain, ball
     )

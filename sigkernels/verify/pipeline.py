@@ -13,6 +13,7 @@ import numpy as np
 
 from ..codes import guaranteed_size
 from ..labels import LabelSets
+from ..validation import check_bool
 from . import lp, solver_stages
 from .arrays import namespace
 from .certificate import Certificate
@@ -98,7 +99,7 @@ def verify(
         >>> bool(report.check())
         True
     """
-    device = check_resources(device, executor)
+    device = check_resources(device, executor, radius)
     decision = rule_of(head_or_matrix, rule, threshold)
     question, notes = as_question(head_or_matrix, bias, tol, box, decision, domain, ball)
     if not question.is_dense:
@@ -114,8 +115,9 @@ def verify(
     return report
 
 
-def check_resources(device: Any, executor: Any) -> str:
-    """The name of the device; one that is missing and what is no executor are refused before anything else."""
+def check_resources(device: Any, executor: Any, radius: Any) -> str:
+    """The name of the device; what is no device, executor or flag is refused before anything else."""
+    check_bool("radius", radius)
     if executor is not None and not hasattr(executor, "submit"):
         raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
     namespace(str(device))

@@ -16,6 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from ..labels import LabelSets
+from ..thresholds import Thresholds
 from ..validation import check_number
 
 Rule = Literal["threshold", "topk", "argmax"]
@@ -46,6 +47,8 @@ class DecisionRule:
             if threshold != FREE:
                 raise ValueError(f'threshold={threshold!r}: use a probability, one for each label, or "free"')
             return cls(rule, FREE)
+        if isinstance(threshold, Thresholds):
+            raise TypeError("threshold is a Thresholds; pass the values that it holds: threshold=tuned.values")
         if np.ndim(threshold) == 0:
             return cls(rule, _inside(check_number("threshold", threshold, 'give a probability, or "free"')))
         try:
