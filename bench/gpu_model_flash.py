@@ -23,6 +23,15 @@ CUDA_WIDEST = 128
 
 # -- the flash kernel in CUDA C++ ---------------------------------------------------------------------------------------
 
+# Branches of whole tiles, of label sets and of a bias whose gradient is wanted.
+_ALWAYS = (
+    r"p\.bias && thread|while \(next_ < first \+ 32\)|if \(label \+ CHUNK > last\)|if \(p\.row_factor\)|if \(sums_bias\)|"
+    r"at < last && sums_bias|log1pf\(product|p\.out_scale"
+)
+_NEVER = (
+    r"if \(next < last\)|if \(at >= bytes\) return|if \(row0 < p\.batch\)|if \(label \+ column < last\)|"
+    r"if \(p\.loss\.plain\)|if \(!p\.slabs\) continue|if \(label \+ part >= last\)|if \(at >= last\)"
+)
 # How the code runs for BCE of label sets, by its source lines; gpumodel's walk.py says what the words mean.
 _CUDA: dict[str, Any] = {
     "tile": "tile",
@@ -36,29 +45,15 @@ _CUDA: dict[str, Any] = {
         {"at": r"for \(int r = thread", "trips": 1},
     ],
     "branches": [
-        {"at": r"if \(next < last\)", "take": False},
         {"via": r"fetch\(next.*if \(piece == 16\)", "at": r"if \(piece == 16\)", "take": False},
         {"at": r"if \(piece == 16\)", "take": "piece!=16"},
         {"at": r"if \(piece == 8\)", "take": "piece!=8"},
         {"at": r"if \(piece == 4\)", "take": "piece!=4"},
-        {"at": r"if \(at >= bytes\) return", "take": False},
         {"at": r"if \(p\.basis\)", "take": "not dft"},
-        {"at": r"p\.bias && thread", "take": True},
-        {"at": r"if \(row0 < p\.batch\)|if \(label \+ column < last\)", "take": False},
-        {"at": r"while \(next_ < first \+ 32\)", "take": True},
-        {"at": r"if \(label \+ CHUNK > last\)", "take": True},
-        {"at": r"if \(p\.loss\.plain\)", "take": False},
         {"at": r"if \(any\) turn", "take": "chunk % 2 == 0"},
         {"at": r"if \(losses\.factors > ", "take": "chunk != 0"},
-        {"at": r"if \(p\.row_factor\)", "take": True},
-        {"at": r"if \(!p\.slabs\) continue", "take": False},
-        {"at": r"if \(p\.basis\) add_product", "take": "not dft"},
-        {"at": r"if \(label \+ part >= last\)", "take": False},
-        {"at": r"if \(sums_bias\)", "take": True},
-        {"at": r"if \(at >= last\)", "take": False},
-        {"at": r"at < last && sums_bias", "take": True},
-        {"at": r"log1pf\(product", "take": True},
-        {"at": r"p\.out_scale", "take": True},
+        {"at": _ALWAYS, "take": True},
+        {"at": _NEVER, "take": False},
     ],
 }
 

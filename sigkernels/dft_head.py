@@ -15,11 +15,11 @@ from . import validation
 from .codes import check_codes, code_matrix
 from .dft import check_dft, dft_matrix
 from .guarantee import BOX, Guarantee, guarantee
-from .head_base import Head, parameter_device, present
+from .head_base import Head, present
 from .layer import Layer, LayerMeta
 from .linear_head import LinearHead
 from .prior import Prior, log_odds
-from .sharding import LabelShard, label_shard
+from .sharding import LabelShard
 from .validation import check_int, check_memory, check_number
 
 _FIXED = ("k", "codes")  # what the shapes of the parameters do not tell
@@ -89,26 +89,22 @@ class DFTHead(Head):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         num_labels, k = check_dft(num_labels, k)
-        in_features, slack = check_int("in_features", in_features, 1), check_int("slack", slack, 0)
-        codes = check_codes(codes, num_labels)
+        slack, codes = check_int("slack", slack, 0), check_codes(codes, num_labels)
         bias = validation.check_bool("bias", bias)
-        validation.check_dtype(dtype)
-        self.in_features, self.num_labels = in_features, num_labels
+        super().__init__(in_features, num_labels, device_mesh, process_group, device, dtype)
         self.k, self.slack, self.codes = k, slack, codes
-        if in_features < self.width:
+        if self.in_features < self.width:
             warnings.warn(
                 f"in_features = {in_features} is less than 2k+1+codes+slack = {self.width}: the projection cannot reach "
                 "every feature vector, so the guarantee that every set of k labels can be predicted does not hold",
                 stacklevel=2,
             )
-        self.shard = label_shard(num_labels, device_mesh, process_group, device)
-        device = parameter_device(self.shard, device)
-        self.proj = nn.Linear(in_features, self.width, device=device, dtype=dtype)
-        empty = self._label_parameter(slack, device=device, dtype=dtype)
-        self.slack_weight = nn.Parameter(empty, requires_grad=slack > 0)  # FSDP fails on gradients without entries
-        self.bias = nn.Parameter(self._label_parameter(device=device, dtype=dtype)) if bias else None
+        made = self._made_with(device, dtype)
+        self.proj = nn.Linear(self.in_features, self.width, **made)
+        # FSDP fails on gradients without entries
+        self.slack_weight = nn.Parameter(self._label_parameter(slack, **made), requires_grad=slack > 0)
+        self.bias = nn.Parameter(self._label_parameter(**made)) if bias else None
         self._log_odds = None if prior is None else self._prior_log_odds(prior)
         self.reset_parameters()
 

@@ -22,7 +22,7 @@ from .operator_dispatch import eager_only
 from .optim import FusedOptimizer, check_update
 from .optim_checks import refuse_data_parallel
 from .prior import Prior
-from .sharding import LabelShard
+from .sharding import LabelShard, label_shard
 from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold
 from .validation import check_memory
 
@@ -42,6 +42,19 @@ class Head(nn.Module):
     num_labels: int
     shard: LabelShard | None = None  # this rank's range of the labels of a sharded head
     check_batches: bool = False  # a sharded head compares its ranks' batches at every call; SIGKERNELS_DEBUG=1 too
+
+    def __init__(
+        self, in_features: int, num_labels: int, device_mesh: Any, process_group: Any, device: Any, dtype: Any
+    ) -> None:
+        super().__init__()
+        validation.check_dtype(dtype)
+        self.in_features = validation.check_int("in_features", in_features, 1)
+        self.num_labels = validation.check_int("num_labels", num_labels, 1)
+        self.shard = label_shard(self.num_labels, device_mesh, process_group, device)
+
+    def _made_with(self, device: Any, dtype: torch.dtype | None) -> dict[str, Any]:
+        """``device`` and ``dtype`` of the parameters: of a sharded head on its mesh, unless another device is named."""
+        return {"device": self.shard.mesh.device_type if self.shard and device is None else device, "dtype": dtype}
 
     def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
         """(features ``[..., D]``, the same as ``[B, D]``, the layer)."""
@@ -392,11 +405,6 @@ def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:
             f"{name} has shape {list(parameter.shape)}, but this head was made for {list(shape)}; "
             "assign a parameter of that shape, or make a new head"
         )
-
-
-def parameter_device(shard: LabelShard | None, device: Any) -> Any:
-    """Where the parameters are made: of a sharded head on the devices of its mesh, unless another is named."""
-    return shard.mesh.device_type if shard is not None and device is None else device
 
 
 def present(**parameters: tuple[Tensor | None, tuple[int, ...]]) -> dict[str, tuple[Tensor, tuple[int, ...]]]:

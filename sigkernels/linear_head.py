@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from . import validation
-from .head_base import Head, parameter_device, present
+from .head_base import Head, present
 from .layer import Layer, LayerMeta
 from .prior import Prior, log_odds
-from .sharding import LabelShard, label_shard
+from .sharding import LabelShard
 from .validation import check_int
 
 
@@ -56,18 +56,15 @@ class LinearHead(Head):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        in_features, num_labels = check_int("in_features", in_features, 1), check_int("num_labels", num_labels, 1)
         bottleneck = None if bottleneck is None else check_int("bottleneck", bottleneck, 1)
-        validation.check_dtype(dtype)
-        self.in_features, self.num_labels, self.bottleneck = in_features, num_labels, bottleneck
-        self.shard = label_shard(num_labels, device_mesh, process_group, device)
-        device = parameter_device(self.shard, device)
-        width = in_features if bottleneck is None else bottleneck
-        self.proj = None if bottleneck is None else nn.Linear(in_features, bottleneck, device=device, dtype=dtype)
-        self.weight = nn.Parameter(self._label_parameter(width, device=device, dtype=dtype))
         has_bias = bottleneck is None if bias is None else validation.check_bool("bias", bias)
-        self.bias = nn.Parameter(self._label_parameter(device=device, dtype=dtype)) if has_bias else None
+        super().__init__(in_features, num_labels, device_mesh, process_group, device, dtype)
+        self.bottleneck = bottleneck
+        made = self._made_with(device, dtype)
+        self.proj = None if bottleneck is None else nn.Linear(self.in_features, bottleneck, **made)
+        width = self.in_features if bottleneck is None else bottleneck
+        self.weight = nn.Parameter(self._label_parameter(width, **made))
+        self.bias = nn.Parameter(self._label_parameter(**made)) if has_bias else None
         self._log_odds: Tensor | float | None = None
         self.reset_parameters()
         if prior is not None:

@@ -23,9 +23,9 @@ struct LmlRow {
     // Sums of r below this one are as good as underflowed; the closed form is exact to the last digit there.
     static constexpr double kTiny = sizeof(C) == 4 ? 1e-30 : 1e-290;
 
-    // sigma around a logit: big = sigma(|t|), r = sigma(-|t|), above: t > 0
+    // sigma around a logit: big = sigma(|t|), r = sigma(-|t|), their product h, above: t > 0
     struct At {
-        V big, r;
+        V big, r, h;
         I above;
     };
 
@@ -50,6 +50,7 @@ struct LmlRow {
             const V e = M::exp_neg(-size) * (V{} + 1 + (size < static_cast<C>(1024) ? away : V{}));
             out.big = 1 / (1 + e);
             out.r = e * out.big;
+            out.h = out.r * out.big;
             return out;
         }
     };
@@ -101,11 +102,10 @@ struct LmlRow {
             z, n,
             [&](int64_t i, int number, V v) __attribute__((always_inline)) {
                 const At a = shift.at(v);
-                const V h = a.r * a.big;
                 below += a.above ? V{} : a.r;
                 above += a.above ? a.r : V{};
-                h_below += a.above ? V{} : h;
-                h_above += a.above ? h : V{};
+                h_below += a.above ? V{} : a.h;
+                h_above += a.above ? a.h : V{};
                 count -= a.above;
                 if (Write) put(out + i, number, a.above ? a.big : a.r);
             },
@@ -223,7 +223,7 @@ struct LmlRow {
                 z, n,
                 [&](int64_t i, int number, V v) __attribute__((always_inline)) {
                     const At a = shift.at(v);
-                    put(out + i, number, a.r * a.big * scale);
+                    put(out + i, number, a.h * scale);
                 },
                 []() {});
             return;
@@ -235,9 +235,8 @@ struct LmlRow {
             z, n,
             [&](int64_t i, int number, V v) __attribute__((always_inline)) {
                 const At a = shift.at(v);
-                const V h = a.r * a.big;
-                put(out + i, number, h);
-                part += h * (number == L ? load<V>(grad + i) : part_of(grad + i, number));
+                put(out + i, number, a.h);
+                part += a.h * (number == L ? load<V>(grad + i) : part_of(grad + i, number));
             },
             [&]() __attribute__((always_inline)) {
                 weighted += sum(part);

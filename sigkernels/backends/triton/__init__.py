@@ -15,13 +15,12 @@ import os
 import torch
 from torch import Tensor
 
-from ...labels import LabelSets
 from ...layer import Layer
-from ...layer_update import LayerUpdate
 from ...losses import ColumnLoss, ElementwiseLoss
-from .. import library_pass, library_scans
 from ..gpu_paths import LossShape, choose_path
-from ..interface import ColumnResult, LMLSteps, LossCall, LossResult, Operation, WholeBackend
+from ..interface import ColumnResult, LMLSteps, LossCall, LossResult, Operation
+from ..library_backend import LibraryBackend
+from ..library_pass import Pointwise
 
 
 def interpreted() -> bool:
@@ -29,7 +28,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 
 
-class TritonBackend(WholeBackend):
+class TritonBackend(LibraryBackend):
     """The kernels of this package. triton is imported at the first launch: nothing is compiled, or parsed, before."""
 
     name = "triton"
@@ -58,33 +57,22 @@ class TritonBackend(WholeBackend):
 
             if flash.applies(call) is None:
                 return flash.fused_loss(call)
+        return super().fused_loss(call)
+
+    def pointwise(self) -> Pointwise:
         from .pointwise import TritonPointwise
 
-        return library_pass.fused_loss(call, TritonPointwise())
-
-    def fused_update(self, call: LossCall, update: LayerUpdate) -> LossResult:
-        from .pointwise import TritonPointwise
-
-        return library_pass.fused_loss(call, TritonPointwise(), update)
+        return TritonPointwise()
 
     def column_loss(self, call: LossCall) -> ColumnResult:
         from . import columns
 
         return columns.column_loss(call)
 
-    def logits(self, x: Tensor, layer: Layer) -> Tensor:
-        return library_scans.logits(x, layer)
-
-    def logits_adjoint(self, g: Tensor, layer: Layer) -> Tensor:
-        return library_scans.logits_adjoint(g, layer)
-
     def topk(self, x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
         from . import topk
 
         return topk.topk(x, layer, m)
-
-    def predict(self, x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
-        return library_scans.predict(x, layer, threshold)
 
     def lml(self) -> LMLSteps:
         from . import lml

@@ -82,6 +82,30 @@ def target_block(
     return y
 
 
+@triton.jit
+def scored_rows(
+    z, stride, features, features_stride, bias, indices, offsets, dense, dense_stride, dense_step,
+    row0, batch, tile, label, in_label, labels, first, constant, beta, eta,
+    BIAS: tl.constexpr, APART: tl.constexpr, SPARSE: tl.constexpr, FORM: tl.constexpr, MIRRORED: tl.constexpr,
+    ACC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """``score_of`` the rows from ``row0`` on, ``[BM, BN]``, their targets, which of them there are, where they start."""
+    row = tl.zeros((BM,), tl.int64) + row0 + tl.arange(0, BM)
+    in_row = row < batch
+    mask = in_row[:, None] & in_label[None, :]
+    start = (tl.zeros((), tl.int64) + row0) * stride
+    value = block_of_logits(
+        z + start, stride, features, features_stride, bias, row, in_row, label, tile * BN + BN - 1,
+        labels, constant, BIAS, APART, BM,
+    )  # fmt: skip
+    y = target_block(
+        indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, labels - tile * BN,
+        SPARSE, MIRRORED, ACC, BM, BN,
+    )  # fmt: skip
+    score, slope, steep, t = score_of(value, beta, eta, FORM, MIRRORED)
+    return score, slope, steep, t, y, mask, start
+
+
 @triton.jit(
     do_not_specialize=["labels", "batch", "label_start", "features_stride", "dense_stride", "dense_step", "more"]
 )
@@ -116,6 +140,7 @@ def columns_kernel(
     first = tile.to(tl.int64) * BN + label_start
     beta = setting(betas, label, in_label, BETA, HAS_BETA, ACC)[None, :]
     eta = setting(etas, label, in_label, ETA, HAS_ETA, ACC)[None, :]
+    nothing = tl.zeros((BN,), tl.float64)
     least = tl.zeros((BN,), ACC)  # the smallest target of each label where they may lie between 0 and 1
     if not SPARSE and not POOLED:
         least += float("inf")
@@ -129,23 +154,12 @@ def columns_kernel(
             least = tl.minimum(least, tl.min(tl.where(mask, y, float("inf")), axis=0))
         least = tl.where(in_label, least, 0.0)
     if SUMS:
-        tp = tl.zeros((BN,), tl.float64)
-        s = tl.zeros((BN,), tl.float64)
-        p = tl.zeros((BN,), tl.float64)
+        tp, s, p = nothing, nothing, nothing
         for row0 in range(0, batch, BM):
-            row = tl.zeros((BM,), tl.int64) + row0 + r
-            in_row = row < batch
-            mask = in_row[:, None] & in_label[None, :]
-            start = (tl.zeros((), tl.int64) + row0) * stride
-            value = block_of_logits(
-                z + start, stride, features, features_stride, bias, row, in_row, label, tile * BN + BN - 1,
-                labels, constant, BIAS, APART, BM,
+            score, _, _, _, y, mask, _ = scored_rows(
+                z, stride, features, features_stride, bias, indices, offsets, dense, dense_stride, dense_step, row0, batch,
+                tile, label, in_label, labels, first, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
             )  # fmt: skip
-            y = target_block(
-                indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, labels - tile * BN,
-                SPARSE, MIRRORED, ACC, BM, BN,
-            )  # fmt: skip
-            score, _, _, _ = score_of(value, beta, eta, FORM, MIRRORED)
             score = tl.where(mask, score, 0.0)
             tp += tl.sum(score * (y - least[None, :]), axis=0).to(tl.float64)
             s += tl.sum(score, axis=0).to(tl.float64)
@@ -168,29 +182,18 @@ def columns_kernel(
             # per_s - METRIC[4] · value, with the terms in s gone
             by_all = (per_s * (METRIC[5] * p + METRIC[6] * batch) - METRIC[4] * rest) * inverse * inverse
     if SLOPES:
+        bias_sum, by_beta, by_eta = nothing, nothing, nothing
         if POOLED:
-            by_y = tl.zeros((BN,), tl.float64) + tl.load(pooled)
-            by_all = tl.zeros((BN,), tl.float64) + tl.load(pooled + 1)
+            by_y = nothing + tl.load(pooled)
+            by_all = nothing + tl.load(pooled + 1)
         factor = -in_full(scale, scale_low, tl.float64)
         on_y = (factor * by_y).to(ACC)
         on_all = (factor * by_all).to(ACC)
-        bias_sum = tl.zeros((BN,), tl.float64)
-        by_beta = tl.zeros((BN,), tl.float64)
-        by_eta = tl.zeros((BN,), tl.float64)
         for row0 in range(0, batch, BM):
-            row = tl.zeros((BM,), tl.int64) + row0 + r
-            in_row = row < batch
-            mask = in_row[:, None] & in_label[None, :]
-            start = (tl.zeros((), tl.int64) + row0) * stride
-            value = block_of_logits(
-                z + start, stride, features, features_stride, bias, row, in_row, label, tile * BN + BN - 1,
-                labels, constant, BIAS, APART, BM,
+            _, slope, steep, t, y, mask, start = scored_rows(
+                z, stride, features, features_stride, bias, indices, offsets, dense, dense_stride, dense_step, row0, batch,
+                tile, label, in_label, labels, first, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
             )  # fmt: skip
-            y = target_block(
-                indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, labels - tile * BN,
-                SPARSE, MIRRORED, ACC, BM, BN,
-            )  # fmt: skip
-            _, slope, steep, t = score_of(value, beta, eta, FORM, MIRRORED)
             by_score = on_y[None, :] * (y - least[None, :]) + on_all[None, :]
             if NEED_BETA:
                 by_beta += tl.sum(tl.where(mask, by_score * steep * t, 0.0), axis=0).to(tl.float64)
