@@ -13,7 +13,7 @@ import sys
 import pytest
 from peers import CLOCK, OURS, QUICK, Case, Problem, Step, duel
 
-from sigkernels.backends import gradient_memory
+from sigkernels.backends.compiled_core import core
 
 pytestmark = pytest.mark.benchmark(timer=CLOCK)
 
@@ -21,15 +21,15 @@ CASES = [Case(20_000, 50, 64, 64)] if QUICK else [Case(100_000, 50, 64, 64), Cas
 
 
 def without_pool(step: Step) -> Step:
-    """The step with gradients on fresh memory: none is large enough for the pool."""
+    """The step with gradients on fresh memory: none is large enough to be kept."""
 
     def run() -> None:
-        least = gradient_memory._WORTHWHILE
-        gradient_memory._WORTHWHILE = sys.maxsize
+        least = core.gradient_memory.least_bytes
+        core.gradient_memory.least_bytes = sys.maxsize
         try:
             step()
         finally:
-            gradient_memory._WORTHWHILE = least
+            core.gradient_memory.least_bytes = least
 
     return run
 

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "cpu/driver.h"
+#include "cpu/gradient_memory.h"
+#include "tensors.h"
 
 #ifndef SK_COMPILE_FLAGS
 #define SK_COMPILE_FLAGS ""
@@ -285,6 +287,18 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
                 found.write(rows, at<int64_t>(offsets), at<int64_t>(indices));
             },
             py::kw_only(), arg("rows"), arg("offsets"), arg("indices"));
+
+    m.def("use_tensors", &sk::use_tensors, arg("type"), "Takes torch.Tensor, whose tensors are made here from then on.");
+    m.def(
+        "empty", [](int64_t rows, int64_t columns, int dtype) { return sk::new_tensor(rows, columns, dtype_of(dtype)); },
+        arg("rows"), arg("columns"), arg("dtype"), "An uninitialised tensor, on memory that an earlier one has left behind.");
+    using Memory = sk::GradientMemory;
+    py::class_<Memory, std::unique_ptr<Memory, py::nodelete>>(m, "GradientMemory", "Memory of gradients that waits for its next use.")
+        .def_property_readonly("waiting_bytes", &Memory::waiting_bytes)
+        .def_property("least_bytes", &Memory::least_bytes, &Memory::set_least_bytes, "Of memory that is kept.")
+        .def_property("most_bytes", &Memory::most_bytes, &Memory::set_most_bytes, "That wait.")
+        .def("forget", &Memory::forget, "Lets everything that waits go.");
+    m.attr("gradient_memory") = py::cast(&sk::gradient_memory(), py::return_value_policy::reference);
 
     m.attr("SHARE_UNIT") = sk::kShareUnit;
     m.def("isa", [] { return sk::choose_isa(sk::forced_isa()).name; }, "The instruction set that a call uses now.");

@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch  # before _C: the extension then shares torch's OpenMP runtime
+import torch
 from torch import Tensor
 
 from ..bounded_cache import BoundedCache
@@ -22,7 +22,9 @@ from ..layer import Layer, LayerMeta
 from ..layer_update import ROUNDINGS, LayerUpdate, ParameterUpdate
 from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
-from . import library_scans, missing_kernels
+from . import library_scans
+from .compiled_core import core as _C
+from .compiled_core import why as _why
 from .gradient_memory import empty_gradient
 from .interface import (
     ColumnResult,
@@ -36,14 +38,6 @@ from .interface import (
     gradient_dtype,
     label_vector,
 )
-
-try:
-    from .. import _C  # type: ignore[attr-defined]
-except ImportError as _error:
-    _C = None
-    _why: str | None = f"its compiled core could not be loaded ({_error}); {missing_kernels.REMEDY}"
-else:
-    _why = None
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4, torch.bool: 4}
 
@@ -362,8 +356,8 @@ def weight_gradient(x: Tensor, layer: Layer, rows_at_once: bool = False) -> Tens
 
     16 bits take the sum over one chunk of rows only: more would be rounded in between.
     """
-    one_chunk = rows_at_once or x.shape[0] <= _CHUNK
-    return empty_gradient(layer.weight.shape, gradient_dtype(x.dtype) if one_chunk else accumulate_dtype(x.dtype))
+    one_chunk, (labels, slack) = rows_at_once or x.shape[0] <= _CHUNK, layer.weight.shape
+    return empty_gradient(labels, slack, gradient_dtype(x.dtype) if one_chunk else accumulate_dtype(x.dtype))
 
 
 class _Plan(NamedTuple):

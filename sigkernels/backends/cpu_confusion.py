@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..layer import Layer
 from ..losses import ConfusionLoss, ConfusionParams
-from .cpu import _C, _Call, weight_gradient
+from .compiled_core import core as _C
+from .cpu import _Call, weight_gradient
 from .interface import ColumnResult, LossCall, accumulate_dtype, cast_all, gradient_dtype, label_vector, like_setting
 
 

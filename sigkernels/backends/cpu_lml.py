@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _C  # type: ignore[attr-defined]
+from .compiled_core import core as _C
 from .interface import LMLSteps, Root
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}

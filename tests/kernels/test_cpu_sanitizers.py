@@ -104,27 +104,49 @@ def test_planted_bug_is_caught(artefacts, name):
     assert PLANTS[name].report in done.stderr, done.stderr[:2000]
 
 
-def build_team(cache: Path, waits: bool = True) -> Path:
-    """The program about teams of threads under ThreadSanitizer; without OpenMP, whose runtime it does not see through."""
-    out = cache / f"team-{fingerprint(str(waits), folders=(CSRC / 'cpu', HERE))}"
+class Threads(NamedTuple):
+    """A program about ``unit`` of csrc/cpu under ThreadSanitizer, in which ``needed`` must not be missing."""
+
+    name: str
+    unit: str
+    file: str  # of the program or the unit
+    needed: str
+
+
+TEAMS = Threads("team.cpp", "threads.cpp", "team.cpp", "team.wait_for(first);")
+MEMORY = Threads("gradient_memory.cpp", "gradient_memory.cpp", "unit", "const Guard guard(lock);")
+
+
+def build_threads(cache: Path, program: Threads, without: bool = False) -> Path:
+    """Without OpenMP, whose runtime the sanitizer does not see through. ``without``: a bug is planted."""
+    out = cache / f"threads-{fingerprint(repr(program), str(without), folders=(CSRC / 'cpu', HERE))}"
     if not out.exists():
-        source = cache / f"{out.name}.cpp"
-        text = (HERE / "team.cpp").read_text()
-        assert "team.wait_for(first);" in text
-        source.write_text(text if waits else text.replace("team.wait_for(first);", ""))
+        sources = {program.name: HERE / program.name, "unit": CSRC / "cpu" / program.unit}
+        text = sources[program.file].read_text()
+        assert program.needed in text, f"the place for a planted bug has moved: {program.needed!r}"
+        if without:
+            sources[program.file] = cache / f"{out.name}.cpp"
+            sources[program.file].write_text(text.replace(program.needed, ""))
         flags = ["-std=c++17", "-O1", "-g1", "-pthread", "-fsanitize=thread", f"-I{CSRC}"]
-        must([need("g++"), *flags, source, CSRC / "cpu" / "threads.cpp", "-o", f"{out}.unfinished"])
+        must([need("g++"), *flags, *sources.values(), "-o", f"{out}.unfinished"])
         Path(f"{out}.unfinished").rename(out)
     return out
 
 
 def test_teams_have_no_race(artefacts):
-    done = execute(build_team(artefacts))
+    done = execute(build_threads(artefacts, TEAMS))
     assert done.returncode == 0, done.stderr[:4000]
     assert f"total {200 * 17 * 18 // 2}" in done.stdout
 
 
-def test_a_stage_that_does_not_wait_is_caught(artefacts):
-    done = execute(build_team(artefacts, waits=False))
+def test_gradient_memory_has_no_race(artefacts):
+    done = execute(build_threads(artefacts, MEMORY))
+    assert done.returncode == 0, done.stderr[:4000]
+    assert "wrong 0 waiting 1 left 0" in done.stdout
+
+
+@pytest.mark.parametrize("program", [TEAMS, MEMORY], ids=["a stage that does not wait", "memory without its lock"])
+def test_a_planted_race_is_caught(artefacts, program):
+    done = execute(build_threads(artefacts, program, without=True))
     assert done.returncode != 0
     assert "ThreadSanitizer: data race" in done.stderr
