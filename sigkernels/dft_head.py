@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from . import validation
 from .codes import check_codes, code_matrix
 from .dft import check_dft, dft_matrix
+from .fixed_columns import MARK, FixedColumns
 from .guarantee import BOX, Guarantee, guarantee
 from .head_base import Head, present
 from .layer import Layer, LayerMeta
@@ -21,8 +22,6 @@ from .linear_head import LinearHead
 from .prior import Prior, log_odds
 from .sharding import LabelShard
 from .validation import check_int, check_memory, check_number
-
-_FIXED = ("k", "codes")  # what the shapes of the parameters do not tell
 
 
 class DFTHead(Head):
@@ -156,26 +155,27 @@ class DFTHead(Head):
         else:
             self._set_label_bias(self.bias, self._log_odds)
 
-    # Heads with another k and other codes can have parameters of the same shapes. What tells them apart travels as
-    # metadata of the state dict, beside its version: a buffer would be sent to all ranks by every step of DDP.
+    def get_extra_state(self) -> Tensor:
+        """The mark of k and codes: heads with others can have parameters of the same shapes."""
+        return FixedColumns(self.k, self.codes).mark
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
-        metadata.update({name: getattr(self, name) for name in _FIXED})
+    def set_extra_state(self, state: Any) -> None:
+        """Refuses the mark of another k or other codes."""
+        if refusal := self._refusal(state, "the state"):
+            raise ValueError(refusal)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
-        other = [
-            f"{name} = {local_metadata[name]}, not {getattr(self, name)}"
-            for name in _FIXED
-            if local_metadata.get(name, getattr(self, name)) != getattr(self, name)
-        ]
-        if other:
-            errors = args[-1]
-            errors.append(f"{prefix or 'the state'} is of a DFTHead with {' and '.join(other)}; build one like it")
-            own = self.state_dict(prefix=prefix, keep_vars=True)
-            state_dict.update(own)  # torch's own copy; the error is raised after all modules were loaded
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+    def _refusal(self, state: Any, whose: str) -> str | None:
+        return FixedColumns(self.k, self.codes).refuse(FixedColumns.of_mark(state), whose)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        *_, missing, _unexpected, errors = args
+        if refusal := self._refusal(state_dict.get(prefix + MARK), prefix or "the state"):
+            errors.append(refusal)
+            # What comes is torch's own copy; it raises the error after all modules were loaded, this one unchanged.
+            state_dict.update(self.state_dict(prefix=prefix, keep_vars=True))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if prefix + MARK in missing:  # an older state, or of no head
+            missing.remove(prefix + MARK)
 
     @classmethod
     def from_spmlbl(cls, state_dict: Mapping[str, Tensor], k: int) -> DFTHead:

@@ -204,6 +204,22 @@ def test_what_the_checkpoint_has_stays(hugging_face, tmp_path):
     assert loaded.head.slack_weight.abs().max() <= 1 / 4  # √slack
 
 
+def test_a_checkpoint_of_another_k_is_refused(hugging_face, tmp_path):
+    """The config carries k and codes, and so do the weights: with a config of another head they are not loaded."""
+    from safetensors.torch import load_file, save_file
+
+    model = hugging_face["model"]  # k = 10
+    model.save_pretrained(tmp_path)
+    other = {"k": 2, "codes": 16, "slack": 16}  # parameters of the same shapes
+    with pytest.raises(ValueError, match=r"DFTHead with k = 10, not 2 and codes = 0, not 16; build one like it"):
+        type(model).from_pretrained(tmp_path, head=other)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["head._extra_state"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = type(model).from_pretrained(tmp_path)  # of before there was a mark
+    assert torch.equal(loaded.head.slack_weight, model.head.slack_weight)
+
+
 def test_a_class_without_the_mixin_is_refused(hugging_face, base):
     from transformers import BertForSequenceClassification
 

@@ -143,7 +143,12 @@ def test_the_state_dict_of_a_dft_head_says_its_k(files, capsys, prefix, slack):
         assert out["features"] == 7 + slack
         assert out["verdicts"] == [str(v) for v in sk.verify(head, sets).verdicts]
     assert call(files / "dft.pt", files / "sets.txt", "--dft", 7) == 2
-    assert f"--dft 7 contradicts {prefix}proj.weight" in capsys.readouterr().err
+    assert f"--dft 7 contradicts {prefix}_extra_state, which says k = 3" in capsys.readouterr().err
+    del state[f"{prefix}_extra_state"]
+    torch.save(state, files / "dft.pt")
+    assert call(files / "dft.pt", files / "sets.txt") == 0
+    assert call(files / "dft.pt", files / "sets.txt", "--dft", 7) == 2
+    assert f"--dft 7 contradicts {prefix}proj.weight, whose {7 + slack} rows say k = 3" in capsys.readouterr().err
 
 
 def test_slack_columns_without_their_projection_need_a_k(files, capsys):
@@ -464,12 +469,41 @@ def test_a_report_without_its_matrix_says_where_to_name_it(files):
 
 def test_codes_of_a_head_are_never_taken_for_a_larger_k(files, capsys):
     head = sk.DFTHead(64, 40, k=3, slack=4, codes=16)
-    torch.save(head.state_dict(), files / "coded.pt")
+    state = head.state_dict()
+    del state["_extra_state"]  # as before there was a mark of k and codes
+    torch.save(state, files / "coded.pt")
     (files / "sets.txt").write_text("1 5\n0 1 2\n")
     assert call(files / "coded.pt", files / "sets.txt") == 2
     assert "fits k = 11 with 0 codes, k = 3 with 16 codes; say which with --dft K" in capsys.readouterr().err
     assert call(files / "coded.pt", files / "sets.txt", "--dft", 3, "--out", files / "r.npz") == 0
     assert Report.load(files / "r.npz").question.codes == 16 and Report.load(files / "r.npz").check(head)
+
+
+@pytest.mark.parametrize("prefix", ("", "classifier."))
+@pytest.mark.parametrize("suffix", ("pt", "npz", "safetensors"))
+def test_the_mark_of_a_head_says_its_k_and_codes(files, capsys, prefix, suffix):
+    head = sk.DFTHead(64, 40, k=3, slack=4, codes=16)
+    state = {f"{prefix}{name}": value for name, value in head.state_dict().items()}
+    file = files / f"marked.{suffix}"
+    _write_state(file, state)
+    (files / "sets.txt").write_text("1 5\n0 1 2\n")
+    assert call(file, files / "sets.txt", "--out", files / "r.npz") == 0
+    assert "not used" not in capsys.readouterr().out
+    assert Report.load(files / "r.npz").question.codes == 16 and Report.load(files / "r.npz").check(head)
+    assert call(file, files / "sets.txt", "--dft", 11) == 2
+    assert f"--dft 11 contradicts {prefix}_extra_state, which says k = 3" in capsys.readouterr().err
+    _write_state(file, state | {f"{prefix}_extra_state": torch.tensor(12)})
+    assert call(file, files / "sets.txt") == 2
+    assert f"{prefix}_extra_state says k = 12 with 0 codes, which contradicts the 27 rows" in capsys.readouterr().err
+
+
+def _write_state(file, state):
+    if file.suffix == ".npz":
+        np.savez(file, **{name: value.numpy() for name, value in state.items()})
+    elif file.suffix == ".pt":
+        torch.save(state, file)
+    else:
+        pytest.importorskip("safetensors.torch").save_file(state, file)
 
 
 def test_impossible_sets_get_a_recommendation_and_columns(files, capsys):

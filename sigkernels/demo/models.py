@@ -144,7 +144,7 @@ def radii(head: Any, sets: LabelSets) -> list[float]:
             head.in_features, head.num_labels, 0, head.slack, codes=head.codes, bias=head.bias is not None
         )
         narrow.load_state_dict(
-            {name: value for name, value in head.state_dict().items() if not name.startswith("proj.")}, strict=False
+            {name: value for name, value in head.named_parameters() if not name.startswith("proj.")}, strict=False
         )
         lengths = [layer.weight_matrix().norm(dim=1) for layer in (narrow, head)]
         shrink, head = float((lengths[0] / lengths[1]).min()), narrow

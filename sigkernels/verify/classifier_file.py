@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from ..codes import CODES
+from ..fixed_columns import MARK, FixedColumns
 from .files import BadFile, existing_file, read_arrays
 from .inputs import as_numpy
 
@@ -83,7 +84,8 @@ def load_classifier(
     if _is_slack(key):
         k, codes, in_features = _dft_degree(path, arrays, key, projection, k)
     bias_key = None if no_bias else _which_bias(path, arrays, key, bias)
-    used = {key, bias_key, *((projection, f"{_prefix(key)}proj.bias") if in_features else ())}
+    own = (projection, f"{_prefix(key)}proj.bias", _prefix(key) + MARK)  # of a DFT head
+    used = {key, bias_key, *(own if in_features else ())}
     unused = sorted(name for name in arrays if name not in used)
     if not no_bias and bias is None:
         _refuse_overlooked(path, arrays, unused, shape[0], bias_key)
@@ -204,14 +206,23 @@ def _dft_degree(
         )
     fixed = rows - columns - 1  # 2k + codes
     possible = {(fixed - codes) // 2: codes for codes in CODES if codes <= fixed}
+    name = _prefix(key) + MARK
+    if (marked := FixedColumns.of_mark(arrays.get(name))) is not None:
+        if possible.get(marked.k) != marked.codes:
+            raise BadFile(
+                f"{path}: {name} says k = {marked.k} with {marked.codes} codes, which contradicts the {rows} rows of "
+                f"{projection}"
+            )
+        possible = {marked.k: marked.codes}
     if k is None and len(possible) > 1:
         shown = ", ".join(f"k = {degree} with {codes} codes" for degree, codes in possible.items())
         raise BadFile(f"{path}: {projection} has {rows} rows, which fits {shown}; say which with --dft K")
     if k is None:
-        k = fixed // 2
+        (k,) = possible
     if k not in possible:
         shown = " or ".join(str(degree) for degree in possible)
-        raise BadFile(f"{path}: --dft {k} contradicts {projection}, whose {rows} rows say k = {shown}")
+        where = f"{name}, which says" if marked is not None else f"{projection}, whose {rows} rows say"
+        raise BadFile(f"{path}: --dft {k} contradicts {where} k = {shown}")
     return k, possible[k], matrix.shape[1]
 
 
