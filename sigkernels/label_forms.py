@@ -68,15 +68,15 @@ def is_ascending(indices: Tensor, rows: Tensor) -> bool:
     return bool(((indices.diff() > 0) | (rows.diff() > 0)).all())
 
 
-def check_sets(indices: Tensor, offsets: Tensor, num_labels: int | None) -> None:
-    """Refuses compressed rows that do not keep the contract; labels may be of any size where ``num_labels`` is None."""
+def check_sets(indices: Tensor, offsets: Tensor, num_labels: int) -> None:
+    """Refuses compressed rows that do not keep the contract."""
     check_offsets("offsets", offsets, indices.numel())
-    check_range(indices, offsets, MAX_LABELS if num_labels is None else num_labels)
+    check_range(indices, offsets, num_labels)
     if not is_ascending(indices, rows_of(indices, offsets)):
         raise ValueError("the labels of a row are not in ascending order")
 
 
-def check_values(name: str, indices: Tensor, offsets: Tensor, num_labels: int | None = None) -> None:
+def check_values(name: str, indices: Tensor, offsets: Tensor, num_labels: int) -> None:
     """``check_sets`` for code that computes with the sets in torch. The kernels of the CPU check their own input, and on
     another device a check would wait for it."""
     if indices.device.type == "cpu" and not by_operator(indices, offsets):
@@ -86,7 +86,7 @@ def check_values(name: str, indices: Tensor, offsets: Tensor, num_labels: int | 
             raise ValueError(f"{name} are not valid label sets: {error}; build them with LabelSets(…)") from None
 
 
-def checked_rows(indices: Tensor, offsets: Tensor, num_labels: int | None = None) -> Tensor:
+def checked_rows(indices: Tensor, offsets: Tensor, num_labels: int) -> Tensor:
     """``rows_of`` after ``check_values``."""
     check_values("targets", indices, offsets, num_labels)
     return rows_of(indices, offsets)

@@ -265,10 +265,15 @@ BROKEN = {
     "an offset beyond the end": ([2, 7, 4], [0, 2, 1000]),
     "a negative offset": ([2, 7, 4], [0, -5, 3]),
     "a negative label": ([-2, 7, 4], [0, 2, 3]),
+    "a label beyond the last": ([2, 9, 4], [0, 2, 3]),
 }
 
 
-@pytest.mark.parametrize("loss", [sk.BCE(), sk.SigmoidF1(), sk.LMLNLL(2)], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize(
+    "loss",
+    [sk.BCE(), sk.SigmoidF1(), sk.LMLNLL(2), sk.SmoothTopKSVM(2), sk.TruncatedTopKEntropy(2)],
+    ids=lambda loss: type(loss).__name__,
+)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_wrapped_tensors_that_are_no_sets_are_refused_by_the_losses(backend, compiled, loss):

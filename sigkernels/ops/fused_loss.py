@@ -174,7 +174,7 @@ def _row_pass(
     """The rows' losses and the gradients: all that a single ``[B, n]`` array serves for."""
     loss, real = cast(RankedRowLoss, spec.loss), accumulate_dtype(x.dtype)
     z = spec.backend.logits(x, layer).to(real)
-    active = entries(*target_tensors(targets))
+    active = entries(*target_tensors(targets), layer.num_labels)
     if spec.shard is not None and isinstance(targets, LabelSets):
         active = active.at_labels(layer.labels)
     if not any(needs):

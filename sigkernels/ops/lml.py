@@ -80,7 +80,7 @@ def _lml_nll(
     k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # the loss of each row [B] float64, ν, slope
     root = _kernels(z).solve(z, k)
-    return _nll_rows(z, entries(indices, offsets, dense), root), root.nu, root.slope
+    return _nll_rows(z, entries(indices, offsets, dense, z.shape[1]), root), root.nu, root.slope
 
 
 @_lml_nll.register_fake
@@ -99,7 +99,7 @@ def _lml_nll_backward(
     nu: Tensor,
     slope: Tensor,
 ) -> Tensor:
-    return _nll_grad(grad, z, entries(indices, offsets, dense), Root(nu, slope), None)
+    return _nll_grad(grad, z, entries(indices, offsets, dense, z.shape[1]), Root(nu, slope), None)
 
 
 @_lml_nll_backward.register_fake
@@ -196,7 +196,7 @@ def _pull_lml_nll(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, 
         return _lml_nll_backward(grad, z, indices, offsets, dense, nu, slope), None, None, None, None
     y = _lml(z, ctx.k)[0]
     h = y * (1 - y)
-    at = entries(indices, offsets, dense)
+    at = entries(indices, offsets, dense, z.shape[1])
     missing = at.weighted(1 - y[at.rows, at.labels]) * grad.to(z.dtype)[at.rows]
     total = torch.zeros_like(z[:, 0]).index_add(0, at.rows, missing)
     at_targets = torch.zeros_like(z).index_put((at.rows, at.labels), missing)
@@ -252,7 +252,7 @@ def lml_nll(z: Tensor, targets: Any, k: int, reduction: Reduction = "mean") -> T
     if k < n:
         rows = _lml_nll(flat, *active, k)[0]
     else:
-        rows = nll_rows_and_grad_(flat.detach(), entries(*active), k, None)
+        rows = nll_rows_and_grad_(flat.detach(), entries(*active, n), k, None)
         rows = _everything(flat.to(rows.dtype).sum(1), rows)
     return finish_rows(rows, reduction, z)
 

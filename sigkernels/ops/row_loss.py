@@ -31,13 +31,13 @@ class Entries(NamedTuple):
         return f if self.weights is None else f * self.weights.to(f.dtype)
 
 
-def entries(indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None) -> Entries:
-    """The entries of sets in compressed rows, or of a dense target ``[B, n]``."""
+def entries(indices: Tensor | None, offsets: Tensor | None, dense: Tensor | None, num_labels: int) -> Entries:
+    """The entries of sets in compressed rows, or of a dense target ``[B, num_labels]``."""
     if dense is not None:
         rows, labels = dense.nonzero(as_tuple=True)
         return Entries(rows, labels, dense[rows, labels])
     assert indices is not None and offsets is not None
-    return Entries(checked_rows(indices, offsets), indices, None)
+    return Entries(checked_rows(indices, offsets, num_labels), indices, None)
 
 
 def split_targets(targets: Any, z: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -34,7 +34,7 @@ class RowLossOperator:
             row_scale: Tensor | None,  # [B]: make the gradient, times this
         ) -> tuple[Tensor, Tensor]:  # the loss of each row [B], the gradient [B, n] (empty without row_scale)
             work = z.to(accumulate_dtype(z.dtype), copy=True)
-            rows = rows_and_grad_(work, entries(indices, offsets, dense), k, *settings, row_scale)
+            rows = rows_and_grad_(work, entries(indices, offsets, dense, z.shape[1]), k, *settings, row_scale)
             return rows, z.new_empty(0) if row_scale is None else work.to(z.dtype)
 
         @operator.register_fake
@@ -54,7 +54,7 @@ class RowLossOperator:
             if not torch.is_grad_enabled():
                 return operator(z, indices, offsets, dense, ctx.k, ctx.settings, grad)[1], *[None] * 6
             # Somebody will differentiate the gradient: take it from the loss in operations that autograd knows.
-            rows = reference(z, entries(indices, offsets, dense), ctx.k, *ctx.settings)
+            rows = reference(z, entries(indices, offsets, dense, z.shape[1]), ctx.k, *ctx.settings)
             (grad_z,) = torch.autograd.grad(rows, z, grad.to(rows.dtype), create_graph=True)
             return grad_z, *[None] * 6
 
