@@ -1,7 +1,7 @@
 """The verifier against what people use: scipy's HiGHS on the full Chebyshev program of each label set.
 
     OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 python bench/bench_verify.py speed
-    … bench_verify.py radius | throughput | bottleneck | slack | published | classes | thin
+    … bench_verify.py radius | codes | throughput | bottleneck | slack | published | classes | thin
 
 Both sides run in one process, interleaved, one BLAS thread, and are measured in seconds of processor time, which other
 programs on the machine do not lengthen. HiGHS gets a few sets (it takes seconds for each), the verifier many; what is
@@ -91,6 +91,14 @@ def compare(name: str, classifier, W: np.ndarray, sets: list, baseline: int, rad
     return row
 
 
+def coded_head(n: int, k: int, slack: int) -> DFTHead:
+    """A DFT head with 256 codes and random slack."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return DFTHead(2 * k + 1 + 256 + slack, n, k, slack, codes=256)
+
+
 def dft_head(n: int, k: int, slack: int, seed: int = 0):
     """A DFT head with random slack, and its float64 matrix."""
     import torch
@@ -139,6 +147,29 @@ def radius(args: argparse.Namespace) -> list[dict]:
             head, W = dft_head(n, 80, args.slack)
             name = f"radius dft n={n} k=80 slack={args.slack}"
             rows.append(compare(name, head, W, distinct(sets, args.sets), args.baseline, radius=True))
+    return rows
+
+
+def codes(args: argparse.Namespace) -> list[dict]:
+    """Verdicts and radii of heads with codes, and of as many gaussian columns, on random sets of ``--labels`` labels."""
+    n, rows, draw = 11_732, [], np.random.default_rng(0)
+    gaussian = np.column_stack([np.full(n, n**-0.5), draw.standard_normal((n, 256)) / 16])
+    heads = {f"k={k}, 256 codes, {s} slack": coded_head(n, k, s) for k, s in ((0, 0), (0, 25), (80, 25))}
+    for name, classifier in {**heads, "constant, 256 gaussian": gaussian}.items():
+        for size in args.labels:
+            draw = np.random.default_rng(0)
+            sets = [np.sort(draw.choice(n, size, replace=False)) for _ in range(args.sets)]
+            verify(classifier, sets[:1], radius=True)  # page in
+            row = {"case": name, "labels": size, "sets": len(sets)}
+            for what in ("verdict", "radius"):
+                began = time.process_time()
+                report = verify(classifier, sets, radius=what == "radius")
+                row[f"{what} ms"] = 1e3 * (time.process_time() - began) / len(sets)
+            row |= {"widest gap": float(np.max((report.radius_hi - report.radius_lo) / report.radius_hi))}
+            row |= {"radius": float(np.median(report.radius_lo)), "proved": bool(report.check())}
+            row["linear programs"] = sum(stage.taken for stage in report.stages if "lp" in stage.name)
+            rows.append(row)
+            print(json.dumps(row), flush=True)
     return rows
 
 
@@ -334,7 +365,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "what",
-        choices=("speed", "radius", "margin", "throughput", "bottleneck", "slack", "published", "classes", "thin"),
+        choices=(
+            "speed",
+            "radius",
+            "codes",
+            "margin",
+            "throughput",
+            "bottleneck",
+            "slack",
+            "published",
+            "classes",
+            "thin",
+        ),
     )
     parser.add_argument("--n", type=int, nargs="+", default=[8921, 20_000])
     parser.add_argument("--d", type=int, nargs="+", default=[25, 50, 100, 200])
@@ -343,6 +385,7 @@ def main() -> None:
     parser.add_argument("--head-slack", action="store_true", help="slack as the head initialises it, in its picture")
     parser.add_argument("--sets", type=int, default=128, help="label sets for the verifier")
     parser.add_argument("--baseline", type=int, default=3, help="label sets for HiGHS")
+    parser.add_argument("--labels", type=int, nargs="+", default=[4], help="of the sets of codes")
     parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=list(PEERS), help="solvers for margin")
     parser.add_argument("--matrix", type=Path, help=".npy file with the matrix [classes, features] of classes")
     parser.add_argument("--steps", type=int, default=250, help="of training, for the layers of margin")

@@ -112,8 +112,13 @@ def code_rows(codes: int, labels: NDArray[np.int64]) -> NDArray[np.float64]:
     if not (len(labels) and codes):
         return np.zeros((len(labels), codes))
     used, which = np.unique(labels // codes, return_inverse=True)
-    bits = np.concatenate([sign_bits(codes, range(a, a + 1)) for a in used.tolist()])[which]
-    parity = (labels % codes)[:, None] & np.arange(codes)
+    bits = np.concatenate([sign_bits(codes, range(a, a + 1)) for a in used.tolist()])
+    if len(labels) >= codes:
+        signs = (1 - 2 * bits.astype(np.float64)) / math.sqrt(codes)
+        rows = hadamard(codes)[labels % codes].astype(np.float64)
+        rows *= signs[which]
+        return rows
+    bits, parity = bits[which], (labels % codes)[:, None] & np.arange(codes)
     for shift in (8, 4, 2, 1):
         parity ^= parity >> shift
     return (1 - 2 * (bits ^ (parity & 1)).astype(np.float64)) / math.sqrt(codes)

@@ -22,7 +22,6 @@ from .operator_dispatch import eager_only
 from .optim import FusedOptimizer, check_update
 from .optim_checks import refuse_data_parallel
 from .prior import Prior
-from .recording import RECORDED, is_recorded
 from .sharding import LabelShard, label_shard
 from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold
 from .validation import check_memory
@@ -49,11 +48,11 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         validation.check_dtype(dtype)
-        self.in_features = validation.check_width("in_features", in_features, 1)
-        self.num_labels = validation.check_num_labels(num_labels)
+        self.in_features = validation.check_int("in_features", in_features, 1)
+        self.num_labels = validation.check_int("num_labels", num_labels, 1)
         self.shard = label_shard(self.num_labels, device_mesh, process_group, device)
 
-    def _place(self, device: Any, dtype: torch.dtype | None) -> dict[str, Any]:
+    def _made_with(self, device: Any, dtype: torch.dtype | None) -> dict[str, Any]:
         """``device`` and ``dtype`` of the parameters: of a sharded head on its mesh, unless another device is named."""
         return {"device": self.shard.mesh.device_type if self.shard and device is None else device, "dtype": dtype}
 
@@ -93,7 +92,7 @@ class Head(nn.Module):
         """Logits of features by torch's own operators, with the whole classifier matrix in memory."""
         raise NotImplementedError
 
-    def label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         """What has a row for each label, as the verbs use it (pruned, normalised or parametrized), and its shape."""
         raise NotImplementedError
 
@@ -126,17 +125,20 @@ class Head(nn.Module):
         parameter = getattr(self, name)
         return parameter if self.shard is None or parameter is None else self.shard.own(name, parameter)
 
-    def all_rows(self, name: str) -> Tensor:
+    def _whole(self, name: str) -> Tensor:
         """A parameter with a row for each label, of all labels: gathered where the head is sharded."""
-        own = self._checked_parameters()[name].detach()
-        return own if self.shard is None else self.shard.gather(own, 0)
+        if self.shard is None:
+            parameter = getattr(self, name).detach()
+            check_memory(name, parameter)
+            return parameter
+        return self.shard.gather(self._own_rows(name).detach(), 0)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Takes whole tensors, too, into a sharded head: of another number of ranks, or of one process."""
         shard = self.shard
         if shard is not None:
             state_dict = dict(state_dict)  # the caller's still belongs to the caller
-            for name in self.label_parameters():
+            for name in self._label_parameters():
                 whole = state_dict.get(prefix + name)
                 if whole is None or validation.is_distributed(whole):
                     continue
@@ -167,32 +169,27 @@ class Head(nn.Module):
     def _check_input(self, h: Any) -> None:
         if not isinstance(h, Tensor):
             raise TypeError(f"h must be a tensor, got {type(h).__name__}")
-        if is_recorded():
-            raise RuntimeError(RECORDED)
+        if _is_recorded():
+            raise RuntimeError(
+                "torch.jit.trace and torch.onnx.export record the logits head(h) of a head that is not sharded, nothing "
+                "else; take the loss, topk or predict from the logits, or use torch.export, which keeps them whole"
+            )
         if h.ndim < 1 or h.shape[-1] != self.in_features:
             raise ValueError(
                 f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
             )
         check_memory("h", h)
-        self._checked_parameters()
-
-    def _checked_parameters(self) -> dict[str, Tensor]:
-        """What has a row for each label, of the shapes that this head was made for."""
-        parameters = self.label_parameters()
-        for name, (parameter, shape) in parameters.items():
+        for name, (parameter, shape) in self._label_parameters().items():
             check_memory(f"the head's {name}", parameter)
             check_shape(name, parameter, shape)
-        return {name: parameter for name, (parameter, _) in parameters.items()}
 
     def _check_projection(self, proj: nn.Module, h: Tensor, width: int) -> None:
-        if type(proj) is not nn.Linear or is_recorded():  # LoRA, quantization or a parametrization took its place
+        if type(proj) is not nn.Linear or _is_recorded():  # LoRA, quantization or a parametrization took its place
             return
         weight, bias = proj.weight, proj.bias
         check_shape("proj.weight", weight, (width, self.in_features))
         if bias is not None:
             check_shape("proj.bias", bias, (width,))
-        if h.device != weight.device and not weight.is_meta:  # meta: offloaded, and loaded when proj is called
-            raise ValueError(f"h is on {h.device} and proj.weight on {weight.device}; move both to one device")
         if h.dtype == weight.dtype:
             return
         wide = torch.float64 in (h.dtype, weight.dtype)
@@ -261,7 +258,7 @@ class Head(nn.Module):
 
         Args:
             targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
-            loss: which loss, with all its settings. Losses of whole rows (``LMLNLL``,
+            loss: what is measured, with all its settings. Losses of whole rows (``LMLNLL``,
                 ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
             reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
                 columns (``SigmoidF1``, …) average over labels, losses of rows over rows; see their docstrings.
@@ -336,7 +333,7 @@ class Head(nn.Module):
         return nn.Sequential(*layers).train(self.training)
 
     def _logits(self, h: Tensor) -> Tensor:
-        if self.shard is None and is_recorded():
+        if self.shard is None and _is_recorded():
             return self._plain_logits(self._project(h))
         self._check_batches("logits", h)
         x, flat, layer = self._flat(h)
@@ -370,7 +367,7 @@ class Head(nn.Module):
         if self.shard is None:
             return own
         refuse_data_parallel(self)
-        whole = [getattr(self, name) for name in self.label_parameters()]
+        whole = [getattr(self, name) for name in self._label_parameters()]
         # What autocast has cast is a copy, which no optimizer has: refused there.
         return {
             name: part if part.dtype == rows.dtype else rows
@@ -395,6 +392,11 @@ class Head(nn.Module):
     def _check_batches(self, verb: str, h: Tensor, targets: Any = None, settings: Any = None) -> None:
         if self.shard is not None and (self.check_batches or os.environ.get("SIGKERNELS_DEBUG") == "1"):
             self.shard.check_same_batch(verb=verb, h=h, targets=targets, settings=settings)
+
+
+def _is_recorded() -> bool:
+    """Whether torch.jit.trace or torch.onnx.export watches, which know torch's own operators only."""
+    return torch.jit.is_tracing() or (torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export())
 
 
 def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:

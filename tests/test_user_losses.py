@@ -185,7 +185,7 @@ def test_no_array_of_all_logits():
 def test_a_forced_kernel_refuses_it_by_name(loss):
     p = problem(60, 4, 5, 7)
     for name in set(sk.available_backends()) - {"torch"}:
-        with sk.backend(name), pytest.raises(RuntimeError, match=rf"no kernel for .*\b{type(loss).__name__}; it has"):
+        with sk.backend(name), pytest.raises(RuntimeError, match=f"no kernel for {type(loss).__name__}"):
             public_loss(p, p.targets, loss, "mean")
 
 
@@ -209,7 +209,7 @@ class Averaged(sk.ElementwiseLoss):
 @pytest.mark.parametrize(
     ("loss", "error", "words"),
     [
-        (sk.Loss(), TypeError, "Loss defines no loss by itself; derive from ElementwiseLoss"),
+        (sk.Loss(), TypeError, "Loss says nothing of what it measures; derive from ElementwiseLoss"),
         (sk.ElementwiseLoss(), TypeError, "ElementwiseLoss has no formula"),
         (Nothing(), TypeError, "Nothing has no formula; define value"),
         (NoColumns(), TypeError, "NoColumns has no formula; define column_values"),

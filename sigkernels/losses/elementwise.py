@@ -13,26 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..validation import check_bool
 from .base import ElementwiseLoss
 from .kernel_params import ASYMMETRIC_KIND, BCE_KIND, FOCAL_KIND, ElementwiseParams
 
 
-class _Weighted(ElementwiseLoss):
-    """A loss with a factor for each label, and one for its positive part."""
-
-    weight: float | Tensor | None
-    pos_weight: float | Tensor | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._take_numbers(
-            *(name for name in ("weight", "pos_weight") if not isinstance(getattr(self, name), (Tensor, type(None))))
-        )
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class BCE(_Weighted):
+class BCE(ElementwiseLoss):
     """Binary cross-entropy on logits, ``w·(pw·y·softplus(-z) + (1-y)·softplus(z))``, as torch has it.
 
     Args:
@@ -93,7 +79,7 @@ class BCE(_Weighted):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Poly1BCE(_Weighted):
+class Poly1BCE(ElementwiseLoss):
     """Binary cross-entropy with another first coefficient of its polynomial, ``BCE + ε₁(1-p_t)`` (PolyLoss, Leng et al. 2022).
 
     Args:
@@ -134,8 +120,11 @@ class Poly1BCE(_Weighted):
         return f + self.epsilon * (up * q + down * p), g + self.epsilon * (down - up) * p * q
 
 
-class _TwoSided(_Weighted):
+class _TwoSided(ElementwiseLoss):
     """A loss given by its positive and its negative side."""
+
+    weight: float | Tensor | None
+    pos_weight: float | Tensor | None
 
     def _sides(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """P(z) and N(z), differentiable."""
@@ -167,7 +156,7 @@ class Focal(_TwoSided):
     """Focal loss, ``-α_t (1-p_t)^γ log p_t`` (Lin et al. 2017).
 
     Args:
-        gamma: γ ≥ 0, how strongly easy labels are down-weighted; 0 gives BCE.
+        gamma: γ ≥ 0, how strongly easy labels are turned down; 0 gives BCE.
         alpha: weight α of positives, 1-α of negatives; ``None`` for no weighting.
         weight: a number or ``[n]``, a factor for each label.
         pos_weight: a number or ``[n]``, a factor for the positive part of each label.
@@ -271,7 +260,7 @@ class Asymmetric(_TwoSided):
         self._take_numbers("gamma_neg", "gamma_pos", "clip", "eps")
         _check_exponent("gamma_neg", self.gamma_neg)
         _check_exponent("gamma_pos", self.gamma_pos)
-        object.__setattr__(self, "detach_focus", check_bool("detach_focus", self.detach_focus))
+        object.__setattr__(self, "detach_focus", bool(self.detach_focus))
         if not 0.0 <= self.clip < 1.0:
             raise ValueError(f"clip is a probability margin and must lie in [0, 1), got {self.clip}")
         if not 0.0 < self.eps < 1.0:

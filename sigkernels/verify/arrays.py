@@ -87,19 +87,29 @@ def matvec(xp: Any, a: Array, x: Array) -> Array:
     return xp.matmul(a, x[:, :, None])[:, :, 0]
 
 
+def plus_diagonal(xp: Any, h: Array, values: Array) -> Array:
+    """h [d, d], which it may overwrite, with these values [d] more on its diagonal."""
+    if xp is np and h.flags.c_contiguous:
+        h.reshape(-1)[:: len(values) + 1] += values
+        return h
+    return h + values[:, None] * xp.eye(h.shape[0], dtype=h.dtype)
+
+
 def definite_solver(xp: Any, h: Array) -> Callable[[Array], Array]:
     """``g ↦ h⁻¹ g`` per batch entry for symmetric positive definite h: [B, d, d]; g and the result are [B, d].
 
     By Cholesky where LAPACK is at hand; where rounding has made h indefinite, and elsewhere, by elimination.
     """
-    if not (xp is np and h.dtype == np.float64 and h.shape[1] >= CHOLESKY_WIDTH):
+    if not (xp is np and h.shape[1] >= CHOLESKY_WIDTH):
         return lambda g: xp.linalg.solve(h, g[:, :, None])[:, :, 0]
-    factors = [lapack.dpotrf(matrix.T, lower=1, clean=0) for matrix in h]
+    single = h.dtype == np.float32
+    factorise, solve_factors = (lapack.spotrf, lapack.spotrs) if single else (lapack.dpotrf, lapack.dpotrs)
+    factors = [factorise(matrix.T, lower=1, clean=0) for matrix in h]
 
     def solve(g: Array) -> Array:
-        out = np.empty(g.shape)
+        out = np.empty(g.shape, dtype=h.dtype)
         for i, (factor, failed) in enumerate(factors):
-            out[i] = np.linalg.solve(h[i], g[i]) if failed else lapack.dpotrs(factor, g[i], lower=1)[0]
+            out[i] = np.linalg.solve(h[i], g[i]) if failed else solve_factors(factor, g[i], lower=1)[0]
         return out
 
     return solve

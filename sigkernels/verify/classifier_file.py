@@ -74,8 +74,6 @@ def load_classifier(
     these are the slack columns of a DFT head, where the file does not say so itself. An array that may be a bias and
     is not used is refused: it would be another classifier.
     """
-    if no_bias and bias is not None:
-        raise BadFile(f"--bias {bias} and --no-bias contradict each other: leave one of them out")
     arrays = read_arrays(existing_file(path))
     key = _which_matrix(path, arrays, weight)
     shape = tuple(arrays[key].shape)
@@ -165,8 +163,8 @@ def _which_bias(path: str, arrays: dict[str, Any], key: str, bias: str | None) -
         raise BadFile(f"{path}: which of {', '.join(found)} is the bias? Say --bias NAME or --no-bias")
     if not _is_vector(arrays[found[0]], labels):
         shape = tuple(arrays[found[0]].shape)
-        transposed = shape == (arrays[key].shape[1],)
-        hint = "; if the matrix is [features, labels], save its transpose" if transposed else ", or say --no-bias"
+        turned = shape == (arrays[key].shape[1],)
+        hint = "; if the matrix is [features, labels], save its transpose" if turned else ", or say --no-bias"
         raise BadFile(f"{path}: {found[0]!r} has shape {shape}, and {key!r} has {labels} labels{hint}")
     return found[0]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from .arrays import Array, mT, to_numpy
 from .question import ActiveSets, Question
+from .rounding import largest_entries
 
 
 class Found(NamedTuple):
@@ -54,11 +55,12 @@ class Cone:
             last = np.zeros((1, question.d + 1))
             last[0, -1] = 1.0
             rows = np.concatenate([np.column_stack([rows, question.bias * self.bias_scale]), last])
-        largest_entry = np.max(np.abs(rows), axis=1, initial=0.0)
+        largest_entry = largest_entries(rows)
         scaled = rows / largest_entry[:, None]
         length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
         self.norms = length * largest_entry  # [N] numpy
-        self.rows = xp.asarray(scaled / length[:, None], dtype=self.dtype)
+        scaled /= length[:, None]
+        self.rows = xp.asarray(scaled, dtype=self.dtype)
         self.size, self.width = self.rows.shape
         self.gram = xp.matmul(mT(self.rows), self.rows)
         self.total = xp.sum(self.rows, axis=0)

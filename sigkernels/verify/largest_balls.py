@@ -6,18 +6,19 @@ priced with one matrix product and the violated ones join.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, keep, matvec, mT, smallest, spread, to_numpy
+from .arrays import Array, keep, matvec, smallest, spread
+from .ball_batch import GAP, Ball, Batch, Item
 from .input_ball import InputBall
 from .interior import Centre, column, free_coordinates, in_few_coordinates, interior
 from .interior_l2 import interior_l2
+from .moving_rows import on_moving_rows
 
 ROUNDS = 16
-GAP = 1e-8  # of the radius: where the method stops
 ROUGH = 1e-2  # … in rounds that are not the last: enough to see which rows matter
 ROUGH_ON_ALL = 0.2  # … where that round has all rows, and the last goes on from there
 ROUGH_AGAIN = 0.1  # … in further rounds, while the bounds are still apart
@@ -26,29 +27,11 @@ NEAREST = 1e-3  # … and from here on no row leaves any more, so that this ends
 LOOSE = 0.1  # of the radius: rows that far from the ball leave
 INSIDE = 0.99  # of the best point: where the next round begins
 BISECTIONS = 8  # of a line, for the best point on it
-CLOSED = 1e-6  # of the radius: when a set is done
-MORE_ROWS = 128  # than features, to begin with; of crowded matrices as many again as features
-FEW = 64  # features: from here on it pays to hold coordinates at the edge of the box
+MORE_ROWS = 128  # than features, to begin with
+FEW = 64  # features: from here on it pays to hold coordinates at the edge of the box, and to solve crowded sets one by one
+PEAK = 0.05  # of the largest coordinate of a point: those below are small
 LANES = 32  # sets that are solved together, at most
 GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
-
-
-class Item(NamedTuple):
-    """A set whose radius is wanted."""
-
-    number: int
-    active: np.ndarray  # its rows
-    start: np.ndarray | None  # [d] an input to begin from
-
-
-class Ball(NamedTuple):
-    """What came out for a set: a centre, the rows of its support and their multipliers."""
-
-    number: int
-    x: np.ndarray  # [d], an input
-    support: np.ndarray
-    multipliers: np.ndarray
-    tight: np.ndarray  # [len(support)] bool: the rows that seem to touch the ball; the others' multipliers are small
 
 
 def balls(
@@ -64,90 +47,43 @@ def balls(
 
     ``whole``: on all rows at once, for matrices whose neighbouring rows are nearly equal (a DFT). There a few working
     rows say nothing about their neighbours, and it would take many rounds to find the ones that matter. ``crowded``: about
-    as many rows touch a ball as there are features (codes), so that it begins with twice as many.
+    as many rows touch a ball as there are features (codes).
     """
     d = rows.shape[1]
-    lanes = max(1, min(LANES, GATHERED // (rows.size if whole else 4 * d * d)))
-    ordered = sorted(items, key=lambda item: len(item.active))
     everything = xp.asarray(rows)
     shift = None if offset is None else xp.asarray(offset / ball.size)
+    if ball.name == "box" and d >= FEW and not whole:
+        moving = [item for item in items if crowded or _is_peaked(item)]
+        rest = [item for item in items if not (crowded or _is_peaked(item))]
+        rows32 = xp.astype(everything, xp.float32) if moving else None
+        for first in range(0, len(moving), LANES):
+            batch = Batch(xp, everything, shift, ball, moving[first : first + LANES], rows32)
+            yield from on_moving_rows(batch)
+            rest += batch.items
+        items = rest
+    lanes = max(1, min(LANES, GATHERED // (rows.size if whole else 4 * d * d)))
+    ordered = sorted(items, key=lambda item: len(item.active))
     solve = _on_all_rows if whole else _on_few_rows
     for first in range(0, len(ordered), lanes):
-        yield from solve(_Batch(xp, everything, shift, ball, ordered[first : first + lanes], crowded))
+        yield from solve(Batch(xp, everything, shift, ball, ordered[first : first + lanes]))
 
 
-class _Price(NamedTuple):
-    """All rows at the centre of a few, and the bound that the multipliers of those few give."""
+def _is_peaked(item: Item) -> bool:
+    """Whether a few coordinates of the starting point are far larger than the others.
 
-    margins: Array  # [B, n]
-    slope: Array  # [B, d]: how the bound grows with each coordinate
-    above: Array  # [B]: the bound on the radius
-    open: Array  # [B]: whether it is not reached
-
-
-class _Batch:
-    """Sets that are solved together, in units of the ball's size."""
-
-    def __init__(
-        self, xp: Any, rows: Array, offset: Array | None, ball: InputBall, items: list[Item], crowded: bool
-    ) -> None:
-        self.xp, self.rows, self.offset, self.ball, self.items = xp, rows, offset, ball, items
-        self.crowded = crowded
-        self.is_box = ball.name == "box"
-        self.interior = interior if self.is_box else interior_l2
-        self.n, self.d = rows.shape
-        signs = np.full((len(items), self.n), -1.0)
-        start = np.zeros((len(items), self.d))
-        for row, item in enumerate(items):
-            signs[row, item.active] = 1.0
-            if item.start is not None:
-                start[row] = ball.pulled_in(item.start[None, :])[0] / ball.size
-        self.y, self.start = xp.asarray(signs), xp.asarray(start)  # [B, n], [B, d]
-
-    def take(self, go: Array) -> None:
-        """Goes on with these sets alone."""
-        self.y = self.xp.take(self.y, go, axis=0)
-        self.items = [self.items[row] for row in to_numpy(go).tolist()]
-
-    def gather(self, work: Array) -> tuple[Array, Array]:
-        """The signed rows [B, m, d] and offsets [B, m] at the positions ``work`` [B, m]."""
-        xp, flat = self.xp, self.xp.reshape(work, (-1,))
-        sign = xp.take_along_axis(self.y, work, axis=1)
-        a = xp.reshape(xp.take(self.rows, flat, axis=0), (*work.shape, self.d)) * sign[:, :, None]
-        if self.offset is None:
-            return a, xp.zeros_like(sign)
-        return a, sign * xp.reshape(xp.take(self.offset, flat), work.shape)
-
-    def margins(self, x: Array) -> Array:
-        """Of all rows at x: [B, d] → [B, n]."""
-        reach = self.xp.matmul(x, mT(self.rows))
-        return self.y * (reach if self.offset is None else reach + self.offset[None, :])
-
-    def dual_norm(self, slope: Array) -> Array:
-        """The most that ``slope·x`` reaches on the unit ball: [B, d] → [B]."""
-        if self.is_box:
-            return self.xp.sum(self.xp.abs(slope), axis=1)
-        return self.xp.sqrt(self.xp.sum(slope * slope, axis=1))
-
-    def priced(self, a: Array, c: Array, centre: Centre, all_free: bool = False) -> _Price:
-        """What all rows say about the centre of a few; ``all_free``: no coordinate was held at the edge of the box."""
-        xp, margins = self.xp, self.margins(centre.x)
-        slope = matvec(xp, mT(a), centre.multipliers)
-        above = self.dual_norm(slope) + xp.sum(c * centre.multipliers, axis=1)
-        least, size = xp.min(margins, axis=1), xp.abs(centre.e)
-        open_ = (above - least > CLOSED * xp.abs(above)) & (centre.gap < float("inf"))
-        if all_free:  # solved, and no row cuts the ball: what the bound still lacks was lost to rounding
-            open_ = open_ & ((centre.gap > 2 * GAP * size) | (least < centre.e - CLOSED * size))
-        return _Price(margins, slope, above, open_)
-
-    def found(self, centre: Centre, work: Array, open_: Array | None = None) -> Iterator[Ball]:
-        """The balls of the sets that are not open, or of all: in thin regions a bound may lose digits to rounding."""
-        rows = range(len(self.items)) if open_ is None else np.flatnonzero(~to_numpy(open_)).tolist()
-        for row in rows:
-            yield _ball(self.items[row], self.ball, centre, work, row)
+    Scaled up it meets few edges of the box, and so many rows touch the largest ball: as many as coordinates are free.
+    """
+    if item.start is None:
+        return False
+    size = np.abs(item.start)
+    return bool(np.count_nonzero(size > PEAK * size.max()) < len(size) // 4)
 
 
-def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
+def _interior(batch: Batch) -> Callable[..., Centre]:
+    return interior if batch.is_box else interior_l2
+
+
+def _on_few_rows(batch: Batch) -> Iterator[Ball]:
     """Few rows until the ball is roughly known, then again with the rows that cut it, until none does.
 
     The centre of a few rows can be far out: half of all rows may cut its ball. Those come in that are met first on the
@@ -156,13 +92,12 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
     """
     xp, n, d, x = batch.xp, batch.n, batch.d, batch.start
     most = max(len(item.active) for item in batch.items)
-    begin = 2 * d if batch.crowded else min(3 * d, d + MORE_ROWS)
-    fewest = m = min(n, begin + min(2 * d, most))
+    fewest = m = min(n, min(3 * d, d + MORE_ROWS) + min(2 * d, most))
     best = _Best(x, batch.margins(x))
     score = xp.where(batch.y > 0, xp.full_like(batch.y, -float("inf")), best.margins)
     free = None  # [B, f] the coordinates that are not held at the edge of the box; None: all
     known = None  # what the last round says of the multipliers
-    gap = xp.full_like(x[:, 0], ROUGH_AGAIN if batch.crowded else ROUGH)
+    gap = xp.full_like(x[:, 0], ROUGH)
     for iteration in range(ROUNDS):
         work = smallest(xp, score, m)
         a, c = batch.gather(work)
@@ -170,7 +105,7 @@ def _on_few_rows(batch: _Batch) -> Iterator[Ball]:
         if free is not None:
             centre = in_few_coordinates(xp, a, c, x, gap, free)
         else:
-            centre = batch.interior(xp, a, c, x, gap, before=_again(xp, a, c, best, known, work))
+            centre = _interior(batch)(xp, a, c, x, gap, before=_again(xp, a, c, best, known, work))
         price = batch.priced(a, c, centre, free is None)
         yield from batch.found(centre, work, price.open if m < n else None)
         go = xp.nonzero(price.open)[0]
@@ -258,13 +193,13 @@ class _Best(NamedTuple):
         return xp.where(inside, 1.0 + later, met)
 
 
-def _on_all_rows(batch: _Batch) -> Iterator[Ball]:
+def _on_all_rows(batch: Batch) -> Iterator[Ball]:
     """All rows until the ball is roughly known, then those around it; if another row cuts it, all rows to the end."""
     xp, n = batch.xp, batch.n
     fewer = max(n // 4, 4 * batch.d)
     work = xp.zeros(batch.y.shape, dtype=xp.int64) + xp.arange(n)[None, :]
     a, c = batch.gather(work)
-    centre = batch.interior(xp, a, c, batch.start, ROUGH_ON_ALL if fewer < n else GAP)
+    centre = _interior(batch)(xp, a, c, batch.start, ROUGH_ON_ALL if fewer < n else GAP)
     if fewer < n:
         near = smallest(xp, centre.slack, fewer)
         part = centre._replace(
@@ -272,7 +207,7 @@ def _on_all_rows(batch: _Batch) -> Iterator[Ball]:
             slack=xp.take_along_axis(centre.slack, near, axis=1),
         )
         some = batch.gather(near)
-        part = batch.interior(xp, *some, centre.x, GAP, before=part)
+        part = _interior(batch)(xp, *some, centre.x, GAP, before=part)
         open_ = batch.priced(*some, part).open
         yield from batch.found(part, near, open_)
         go = xp.nonzero(open_)[0]
@@ -281,20 +216,5 @@ def _on_all_rows(batch: _Batch) -> Iterator[Ball]:
         batch.take(go)
         a, c, work = (xp.take(v, go, axis=0) for v in (a, c, work))
         centre = Centre(*(xp.take(v, go, axis=0) for v in centre))
-        centre = batch.interior(xp, a, c, centre.x, GAP, before=centre)
+        centre = _interior(batch)(xp, a, c, centre.x, GAP, before=centre)
     yield from batch.found(centre, work)
-
-
-def _ball(item: Item, ball: InputBall, centre: Centre, work: Array, row: int) -> Ball:
-    multipliers, slack = to_numpy(centre.multipliers[row, :]), to_numpy(centre.slack[row, :])
-    x = ball.pulled_in(to_numpy(centre.x[row, :])[None, :] * ball.size)[0]
-    positive = multipliers > 0
-    support, multipliers, slack = to_numpy(work[row, :])[positive], multipliers[positive], slack[positive]
-    tight = multipliers > slack
-    if ball.name != "box":
-        return Ball(item.number, x, support, multipliers, tight)
-    # The rows that touch the ball where no more do than must.
-    vertex = np.count_nonzero(np.abs(x) < ball.size * (1 - 1e-7)) + 1
-    if np.count_nonzero(tight) < vertex <= len(support):
-        tight[np.argpartition(slack / multipliers, vertex - 1)[:vertex]] = True
-    return Ball(item.number, x, support, multipliers, tight)

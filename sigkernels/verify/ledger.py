@@ -126,9 +126,18 @@ class Ledger:
 
     def point(self, i: int) -> ndarray | None:
         """The best input known for set i [d] in float64, predicting it or not."""
+        return self.points(np.array([i]))[0]
+
+    def points(self, which: ndarray) -> list[ndarray | None]:
+        """The same for many sets."""
+        coded = [i for i in which.tolist() if (low := self.low[i]) is not None and low.kind == "codes"]
+        found = (
+            dict(zip(coded, code_points(self.question, [self.sets[i] for i in coded]), strict=True)) if coded else {}
+        )
+        return [found[i] if i in found else self._witness(i) for i in which.tolist()]
+
+    def _witness(self, i: int) -> ndarray | None:
         low = self.low[i]
-        if low is not None and low.kind == "codes":
-            return code_points(self.question, [self.sets[i]])[0]
         if low is None or low.witness is None:
             return None
         try:

@@ -94,7 +94,7 @@ def hinge_newton(xp: Any, a: Array, x: Array, steps: int = MAX_STEPS) -> Hinge:
                 break
             a, x, s, g, lanes = (xp.take(v, go, axis=0) for v in (a, x, s, g, lanes))
         masked = xp.where((s > 0)[:, :, None], a, xp.zeros_like(a))
-        h = xp.matmul(mT(masked), a)
+        h = xp.matmul(mT(masked), masked)  # of one array with itself: half the work in BLAS
         trace = xp.sum(h * eye[None, :, :], axis=(1, 2))
         h = h + ((prox / d) * trace + 1e-30)[:, None, None] * eye[None, :, :]
         direction = solve_definite(xp, h, g)

@@ -12,7 +12,7 @@ from ..codes import code_rows
 from ..labels import LabelSets
 from .circle import LOW_ERROR, dft_low
 from .input_ball import BALLS, InputBall
-from .rounding import SLOP, U, gamma, row_norms
+from .rounding import SLOP, U, gamma, row_blocks, row_norms
 from .rules import DecisionRule
 
 
@@ -258,7 +258,9 @@ class Question:
         """How far from 0 the logits without bias can come within the ball, in units of ``‖w_i‖`` [n]; inf for zero rows."""
         if self.ball.name == "l2":
             return np.where(self.norms[0] > 0, self.ball.size, math.inf)
-        reach = np.abs(self.weight).sum(axis=1)  # size · reach might underflow: the size comes last
+        reach = np.zeros(self.n)  # size · reach might underflow: the size comes last
+        for part in row_blocks(self.weight):
+            reach[part] = np.abs(self.weight[part]).sum(axis=1)
         if self.k >= 0:
             reach = reach + self.dft_columns * math.sqrt(2.0 / self.n) + math.sqrt(self.codes)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -7,7 +7,7 @@ Bounds are themselves computed in binary64; each is inflated by ``SLOP`` so that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +18,7 @@ U = 2.0**-53  # unit roundoff
 SLOP = 1.0 + 1e-9  # covers the few hundred roundings made while a bound is computed
 TINY = 1e-290  # far above every underflow error, far below every number of interest
 SMALLEST = 1e-300  # quotients below it are rounded to this or to 0, whichever is safe: they have no precision left
+BLOCK = 100_000  # entries of a matrix that are worked on at a time
 EXACT_RANGE = (1e-140, 1e140)  # factors in this range: products and their error terms neither under- nor overflow
 
 
@@ -110,15 +111,25 @@ def norm_upper(x: ndarray) -> float:
     return scale * math.sqrt(float(scaled @ scaled)) * (1.0 + gamma(x.size + 4)) * SLOP
 
 
+def row_blocks(matrix: ndarray) -> Iterator[slice]:
+    """Parts of the rows that are small enough for the cache: arrays of their size cost no fresh memory."""
+    step = max(1, BLOCK // max(1, matrix.shape[1]))
+    return (slice(start, start + step) for start in range(0, matrix.shape[0], step))
+
+
+def largest_entries(matrix: ndarray) -> ndarray:
+    """The largest absolute value in each row [n]; 0 without columns."""
+    return np.maximum(np.max(matrix, axis=1, initial=0.0), -np.min(matrix, axis=1, initial=0.0))
+
+
 def row_norms(matrix: ndarray) -> tuple[ndarray, ndarray]:
     """Lower and upper bounds on the Euclidean norms of the rows [n]; both are 0 for a zero row."""
-    scale = np.max(np.abs(matrix), axis=1, initial=0.0)
+    scale = largest_entries(matrix)
     safe = np.where(scale > 0, scale, 1.0)
     norms = np.empty(matrix.shape[0])
-    step = max(1, 4_000_000 // max(1, matrix.shape[1]))
-    for start in range(0, matrix.shape[0], step):
-        scaled = matrix[start : start + step] / safe[start : start + step, None]
-        norms[start : start + step] = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    for part in row_blocks(matrix):
+        scaled = matrix[part] / safe[part, None]
+        norms[part] = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
     norms = norms * scale
     relative = gamma(matrix.shape[1] + 8) * SLOP
     subnormal = np.where(scale > 0, 1e-322, 0.0)  # where numbers have no relative precision left

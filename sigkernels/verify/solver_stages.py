@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from .ball_batch import Ball, Item
 from .certificate import Certificate
 from .code_words import code_points
 from .exact import MAX_WIDTH, gordan_alternative, largest_ball
 from .input_ball import Box, InputBall
-from .largest_balls import Ball, Item, balls
+from .largest_balls import balls
 from .least_norm import Corner, HullProblem, active_set, corner
 from .ledger import Ledger
 from .lp import polish, programs
@@ -68,14 +69,16 @@ class _Rows(NamedTuple):
             return None
         # Solvers take no infinity.
         offset = None if question.bias is None else np.nan_to_num(question.bias[labels] / norms[labels])
-        return cls(labels, question.matrix[labels] / norms[labels, None], offset, norms[labels])
+        matrix = question.matrix if len(labels) == question.n else question.matrix[labels]
+        return cls(labels, matrix / norms[labels, None], offset, norms[labels])
 
     def items(self, ledger: Ledger, which: ndarray) -> list[Item]:
         """The sets of these numbers, on the numbering of these rows."""
         place = np.full(ledger.question.n, -1)
         place[self.labels] = np.arange(len(self.labels))
-        found = ((i, place[ledger.sets[i]], ledger.point(i)) for i in which.tolist())
-        return [Item(i, active[active >= 0], start) for i, active, start in found]
+        found = ((i, place[ledger.sets[i]]) for i in which.tolist())
+        points = ledger.points(which)
+        return [Item(i, active[active >= 0], start) for (i, active), start in zip(found, points, strict=True)]
 
     @np.errstate(over="ignore")
     def offer(self, ledger: Ledger, i: int, x: ndarray, support: ndarray, multipliers: ndarray) -> None:
@@ -108,11 +111,13 @@ def _at_the_edges(slope: ndarray, tight: int, box: float) -> ndarray:
     return x
 
 
-def _from_codes(ledger: Ledger, item: Item) -> Item:
-    """The set with the sum of its codes to begin from, where only a polynomial is known, whose region is thin."""
-    if not ledger.question.codes or ledger.stage[item.number] != "closed form":
-        return item
-    return item._replace(start=code_points(ledger.question, [ledger.sets[item.number]])[0])
+def _from_codes(ledger: Ledger, items: list[Item]) -> list[Item]:
+    """The sets with the sum of their codes to begin from, where only a polynomial is known, whose region is thin."""
+    thin = {item.number for item in items if ledger.stage[item.number] == "closed form"}
+    if not ledger.question.codes or not thin:
+        return items
+    points = iter(code_points(ledger.question, [ledger.sets[item.number] for item in items if item.number in thin]))
+    return [item._replace(start=next(points)) if item.number in thin else item for item in items]
 
 
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
@@ -120,13 +125,13 @@ def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
     mine = _Rows.for_sets(ledger, which)
     if mine is None:
         return
-    items = [_from_codes(ledger, item) for item in mine.items(ledger, which)]
+    items = _from_codes(ledger, mine.items(ledger, which))
     whole = ledger.question.k >= 0 and not ledger.question.codes and ledger.question.d >= WHOLE_WIDTH
     crowded = ledger.question.codes > 0
     active = {item.number: item.active for item in items}
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
         for ball in balls(xp, mine.rows, mine.offset, ledger.question.ball, items, whole, crowded):
-            sharp = _sharpened(mine, ledger.question.ball, active[ball.number], ball)
+            sharp = None if ball.sharp else _sharpened(mine, ledger.question.ball, active[ball.number], ball)
             if sharp is not None:
                 mine.offer(ledger, ball.number, *sharp)
             if not ledger.is_closed(ball.number):

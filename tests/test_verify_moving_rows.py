@@ -1,0 +1,93 @@
+"""The largest balls of matrices of which as many rows touch a ball as there are features."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from sigkernels.codes import code_matrix
+from sigkernels.verify.ball_batch import Batch, Item
+from sigkernels.verify.input_ball import Box
+from sigkernels.verify.moving_rows import on_moving_rows
+
+strict = pytest.importorskip("array_api_strict")
+N, D, SIZE = 500, 65, 10.0
+draw = np.random.default_rng(0)
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def constant_and(rows):
+    return unit(np.column_stack([np.full(len(rows), 0.3), rows]))
+
+
+MATRICES = {
+    "gaussian": constant_and(draw.standard_normal((N, D - 1)) / 8),
+    "codes": constant_and(code_matrix(N, 64).numpy()),  # thousands of ties
+    "twins": constant_and(np.repeat(draw.standard_normal((N // 2, D - 1)) / 8, 2, axis=0)),
+    "low rank": constant_and(draw.standard_normal((N, 20)) @ draw.standard_normal((20, D - 1)) / 30),
+    "few rows": constant_and(draw.standard_normal((80, D - 1)) / 8),
+    "at the edge": unit(draw.standard_normal((N, D)) - 0.5),
+}
+
+
+def items_of(rows, sizes, start=True):
+    lists = [np.sort(draw.choice(len(rows), size, replace=False)) for size in sizes]
+    x = -SIZE * np.eye(1, rows.shape[1])[0] if start else None
+    return [Item(i, active, x) for i, active in enumerate(lists)]
+
+
+def batch_of(xp, rows, offset, items):
+    everything = xp.asarray(rows)
+    shift = None if offset is None else xp.asarray(offset / SIZE)
+    return Batch(xp, everything, shift, Box(SIZE), items, xp.astype(everything, xp.float32))
+
+
+def program(rows, offset, active):
+    """The radius by the full linear program."""
+    n, d = rows.shape
+    y = np.where(np.isin(np.arange(n), active), 1.0, -1.0)
+    shift = np.zeros(n) if offset is None else y * offset
+    a = np.column_stack([-y[:, None] * rows, np.ones(n)])
+    return linprog([0.0] * d + [-1.0], a, shift, bounds=[(-SIZE, SIZE)] * d + [(None, None)]).x[-1]
+
+
+def bounds(rows, offset, active, ball):
+    """What the point and the multipliers of a ball prove."""
+    y = np.where(np.isin(np.arange(len(rows)), active), 1.0, -1.0)
+    shift = np.zeros(len(rows)) if offset is None else y * offset
+    assert np.abs(ball.x).max() <= SIZE and np.all(ball.multipliers > 0)
+    slope = (ball.multipliers * y[ball.support]) @ rows[ball.support]
+    above = SIZE * np.abs(slope).sum() + ball.multipliers @ shift[ball.support]
+    return np.min(y * (rows @ ball.x) + shift), above / ball.multipliers.sum()
+
+
+@pytest.mark.parametrize("biased", (False, True))
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_balls_are_those_of_the_full_programs(name, biased):
+    rows = MATRICES[name]
+    offset = 0.1 * draw.standard_normal(len(rows)) if biased else None
+    items = items_of(rows, (0, 1, 2, 5, 9))
+    batch = batch_of(np, rows, offset, items)
+    found = {ball.number: ball for ball in on_moving_rows(batch)}
+    truths = [program(rows, offset, item.active) for item in items]
+    nothing = [item.number for item, truth in zip(items, truths, strict=True) if abs(truth) < 1e-7]
+    assert [item.number for item in batch.items] == nothing and len(nothing) < len(items)
+    for number, ball in found.items():
+        low, high = bounds(rows, offset, items[number].active, ball)
+        assert low == pytest.approx(truths[number], rel=1e-6) and high == pytest.approx(truths[number], rel=1e-6)
+        assert high - low <= 1.01e-7 * abs(high)
+
+
+def test_the_standards_names_are_enough():
+    rows = MATRICES["codes"]
+    items = items_of(rows, (1, 3, 6))
+    for xp in (np, strict):
+        batch = batch_of(xp, rows, None, items)
+        radii = [bounds(rows, None, items[b.number].active, b) for b in on_moving_rows(batch)]
+        assert len(radii) == 3 and not batch.items
+        for low, high in radii:
+            assert low == pytest.approx(high, rel=2e-8)
