@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigkernels import LabelSets
-from sigkernels.backends import flash_pass, library_walk
+from sigkernels.backends import flash_pass, library_tables, library_walk
 from sigkernels.backends.flash_kernels import FlashLaunch, FlashSizes
 from sigkernels.backends.interface import LossCall
 from sigkernels.layer import Layer, LayerMeta
@@ -125,23 +125,26 @@ def call(
 
 
 @contextlib.contextmanager
-def recorded(l2_bytes: int = 40 * 2**20, dispatch: bool = True) -> Iterator[Recorder]:
-    """Records on a device with so large an L2 cache. ``dispatch=False``: torch's own operations run unrecorded."""
-    from sigkernels.backends.triton import pointwise
+def recorded(l2_bytes: int = 40 * 2**20, processors: int = 108, dispatch: bool = True) -> Iterator[Recorder]:
+    """Records on a device with so large an L2 cache and so many multiprocessors. ``dispatch=False``: torch's own operations run unrecorded."""
+    from sigkernels.backends.triton import configs, pointwise
 
     recorder = Recorder()
+    library_tables.walk_shape.cache_clear()  # it knows sizes for another device
 
     def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
         recorder.product(a, b, out, add)
 
-    elements = int(library_walk._L2_SHARE * max(l2_bytes, library_walk._LEAST_L2)) // 4
+    chunk = int(library_tables._L2_SHARE * max(l2_bytes, library_tables._LEAST_L2))
     with (
         mock.patch("torch.autocast", lambda *args, **settings: contextlib.nullcontext()),  # it does not know the device
         mock.patch.object(library_walk, "product", product),
-        mock.patch.object(library_walk, "_device_elements", lambda device: elements),
+        mock.patch.object(library_walk, "rounds_float32", lambda device: True),
+        mock.patch.object(library_tables, "_device_bytes", lambda device: chunk),
         mock.patch("sigkernels.backends.library_pass.product", product),
+        mock.patch.object(configs, "_programs", lambda device: configs._PROGRAMS * processors),
         mock.patch.object(pointwise, "elementwise_kernel", recorder.kernel("elementwise")),
-        mock.patch.object(pointwise, "row_totals_kernel", recorder.kernel("row totals")),
+        mock.patch.object(pointwise, "finish_kernel", recorder.kernel("finish")),
         recorder if dispatch else contextlib.nullcontext(),
     ):
         yield recorder
@@ -186,9 +189,9 @@ def library_run(problem: LossCall) -> Any:
     return library_pass.fused_loss(problem, TritonPointwise())
 
 
-def library_launches(problem: LossCall, l2_bytes: int) -> list[Launch]:
+def library_launches(problem: LossCall, l2_bytes: int, processors: int = 108) -> list[Launch]:
     """Of a step by the library path."""
-    with recorded(l2_bytes) as recorder:
+    with recorded(l2_bytes, processors) as recorder:
         return step_launches(problem, recorder, library_run)
 
 

@@ -44,15 +44,26 @@ def product_seconds(machine: str, dtype: str, batch: int, work: Product) -> floa
 # -- the kernels of the library path -----------------------------------------------------------------------------------
 
 
-_POINTERS = dict.fromkeys(("z", "label_weight", "label_pos_weight", "row_scale", "row_sums", "value"), "*fp32")
+_POINTERS = dict.fromkeys(
+    ("z", "label_weight", "label_pos_weight", "row_scale", "row_sums", "totals", "value", "wide"), "*fp32"
+)
 _POINTERS |= dict.fromkeys(("indices", "offsets", "unknown"), "*i64") | {"rows": "*fp64"}
 _NUMBERS = dict.fromkeys(("constant", "scale", "scale_low"), "fp32")
-# A program finds its positives in three steps, and has at most one in each of its tiles. Single numbers are a sector of L2.
+# A program finds the positives of its rows in three steps; each positive is one pass of a loop, at most one in a tile.
+# A number of each row is a sector of L2 for each; every other entry of a search lies in a sector that L1 has. All programs
+# of a multiprocessor read the same factor of the DFT, from L1.
+_ROWS = 16  # of a program
 _WALK = {
-    "memory": [{"at": r"tl\.load\(indices|tl\.load\(offsets|tl\.load\(features|sums", "l2_bytes": 32, "lsu": 2}],
+    "memory": [
+        {"at": r"tl\.load\(indices", "l2_bytes": 16 * _ROWS, "lsu": _ROWS},
+        {"at": r"tl\.load\(features", "l2_bytes": 32 * _ROWS, "lsu": _ROWS},
+        {"at": r"tl\.load\(offsets", "l2_bytes": 160, "lsu": 2},
+        {"at": r"sums", "l2_bytes": 64, "lsu": 2},
+        {"at": r"tl\.load\(waves", "l1": True},
+    ],
     "loops": [
         {"at": r"while tl\.max\(high", "trips": 3},
-        {"at": r"while tl\.min\(place", "trips": 1},
+        {"at": r"while tl\.min\(place", "trips": "1 if tile < positives else 0"},
         {"at": r"for tile in range", "trips": "each", "name": "tile"},
     ],
     "branches": [
@@ -61,7 +72,14 @@ _WALK = {
         {"at": r"while tl|below = open_|for tile in range", "take": False},
     ],
 }
-_ADDS: dict[str, Any] = {"loops": [{"at": r"for first in range", "trips": "passes"}], "branches": []}
+_FINISH: dict[str, Any] = {
+    "loops": [
+        {"at": r"for first in range", "trips": "passes"},
+        {"at": r"for begin in range", "trips": "steps"},
+        {"at": r"for start in range", "trips": "shares"},
+    ],
+    "branches": [{"at": r"if first_row|if TOTAL|for \w+ in range", "take": False}],
+}
 
 
 @functools.cache
@@ -69,8 +87,10 @@ def _compiled(kernel: Any, dtype: str, warps: int, **constants: Any) -> tuple[An
     """Machine code, registers and bytes of shared memory of a pointwise kernel."""
     element = {"bf16": "*bf16", "tf32": "*fp32"}[dtype]
     types = {n: _POINTERS.get(n) or _NUMBERS.get(n) or "i32" for n in kernel.arg_names if not n.isupper()}
-    types |= {n: element for n in ("g", "features", "bias", "dense") if n in types}
-    odd = tuple(n for n, kind in types.items() if not kind.startswith("*") and n != "stride")
+    types |= {
+        n: element for n in ("g", "features", "bias", "dense", "waves", "coef", "grad_coef", "narrow") if n in types
+    }
+    odd = tuple(n for n, kind in types.items() if not kind.startswith("*") and n not in ("stride", "coef_stride"))
     cubin, shared = triton_cubin(kernel, types, constants, warps, 1, odd=odd)
     name = kernel.fn.__name__
     return sass.load(cubin, f"^{name}$"), sass.registers(cubin)[name], shared
@@ -78,7 +98,7 @@ def _compiled(kernel: Any, dtype: str, warps: int, **constants: Any) -> tuple[An
 
 @functools.cache
 def _elementwise_seconds(machine: str, dtype: str, programs: int, each: int, positives: int, **settings: Any) -> float:
-    """So many programs of the pointwise kernel: a row by ``each`` tiles of labels."""
+    """So many programs of the pointwise kernel: a block of rows by ``each`` tiles of labels."""
     from sigkernels.backends.triton.kernels.elementwise import elementwise_kernel
 
     warps, limit = settings.pop("num_warps"), settings.pop("maxnreg", 0)
@@ -90,13 +110,19 @@ def _elementwise_seconds(machine: str, dtype: str, programs: int, each: int, pos
 
 
 @functools.cache
-def _row_totals_seconds(machine: str, parts: int, **settings: Any) -> float:
-    from sigkernels.backends.triton.kernels.elementwise import row_totals_kernel
+def _finish_seconds(
+    machine: str, dtype: str, programs: int, parts: int, count: int, size: int, **settings: Any
+) -> float:
+    from sigkernels.backends.triton.kernels.elementwise import finish_kernel
 
     warps = settings.pop("num_warps")
-    code, registers, shared = _compiled(row_totals_kernel, "tf32", warps, **settings)
-    known = dict(warps=warps, tiles=1, registers=registers, shared=shared, passes=-(-parts // settings["PARTS"]))
-    seconds: float = report.predict(code, _ADDS, MACHINES[machine], **known).seconds
+    code, registers, shared = _compiled(finish_kernel, dtype, warps, **settings)
+    loops = dict(
+        passes=-(-parts // settings["PARTS"]), steps=-(-count // settings["COUNT"]),
+        shares=-(-size // (settings["SHARE"] * programs)),
+    )  # fmt: skip
+    known = dict(warps=warps, tiles=1, registers=registers, shared=shared)  # of one program that does everything
+    seconds: float = report.predict(code, _FINISH, MACHINES[machine], **known, **loops).seconds
     return seconds + LAUNCH
 
 
@@ -106,7 +132,7 @@ def library(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tup
 
     m = MACHINES[machine]
     problem = call(n, k, s, batch, torch.bfloat16 if dtype == "bf16" else torch.float32)
-    launches = library_launches(problem, m.l2_mib * 2**20)
+    launches = library_launches(problem, m.l2_mib * 2**20, m.sms)
     return sum(_library_launch(machine, dtype, n, batch, launch) for launch in launches), len(launches)
 
 
@@ -121,6 +147,6 @@ def _library_launch(machine: str, dtype: str, n: int, batch: int, launch: Launch
     numbers = settings.pop("numbers")
     if launch.name == "elementwise":
         each = numbers[-2]
-        positives = max(round(ACTIVE * each * settings["BN"] / n), 1)  # of a program, on average
+        positives = max(round(_ROWS * ACTIVE * each * settings["BN"] / n), 1)  # of a program, on average
         return _elementwise_seconds(machine, dtype, launch.grid[0] * launch.grid[1], each, positives, **settings)
-    return _row_totals_seconds(machine, numbers[1], **settings)
+    return _finish_seconds(machine, dtype, launch.grid[0], *numbers[1:4], **settings)

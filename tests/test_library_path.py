@@ -15,7 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sigkernels as sk
 from sigkernels import losses
-from sigkernels.backends import LossCall, by_name, library_pass, library_scans, library_walk, pointwise_torch
+from sigkernels.backends import (
+    LossCall,
+    by_name,
+    library_pass,
+    library_scans,
+    library_tables,
+    library_walk,
+    pointwise_torch,
+)
 from sigkernels.labels import LabelSets
 from sigkernels.layer import Layer, LayerMeta
 from sigkernels.partial_labels import PartialTargets
@@ -111,7 +119,7 @@ def test_memory_is_of_a_chunk():
 
 
 def test_launches_of_a_step(narrow, monkeypatch):
-    """Seven of one chunk; of many, six each, and some for all."""
+    """Seven of one chunk; of many, four each, and two products and one kernel for all."""
     pytest.importorskip("triton")
     from sigkernels.backends.triton import pointwise
 
@@ -124,21 +132,17 @@ def test_launches_of_a_step(narrow, monkeypatch):
         def __getitem__(self, grid: Any) -> Any:
             return lambda *args, **kwargs: kernels.update([self.name])
 
-    for name in ("elementwise_kernel", "row_totals_kernel"):
+    for name in ("elementwise_kernel", "finish_kernel"):
         monkeypatch.setattr(pointwise, name, Kernel(name))
     backend = by_name("triton")
-    for shape, chunks in ((ONE, 1), (MANY, 6)):
+    for shape, chunks in ((ONE, 1), (MANY, 5)):
         backend.fused_loss(call(*shape, losses.BCE()))  # makes the tables
         narrow.clear(), kernels.clear()
         with Launches() as others:
             result = backend.fused_loss(call(*shape, losses.BCE()))
         assert result.value is not None
-        assert kernels == {"elementwise_kernel": chunks, "row_totals_kernel": 1}
-        if chunks == 1:
-            assert sum(narrow.values()) == 5 and not others.counts
-        else:
-            assert sum(narrow.values()) <= 5 * chunks + 2
-            assert sum(others.counts.values()) <= 4, others.counts  # grad_x: zeros and its dtype; the coefficients
+        assert kernels == {"elementwise_kernel": chunks, "finish_kernel": 1}
+        assert sum(narrow.values()) == 3 * chunks + 2 and not others.counts  # the kernel adds the DFT part
 
 
 def test_chunks_of_a_device():
@@ -151,10 +155,10 @@ def test_chunks_of_a_device():
         (1, 0, 1),
         (300, 2, 0),
     ):
-        x, layer = torch.empty(batch, 8, device=META), Layer(torch.empty(n, 1, device=META), None, LayerMeta(n, k))
-        size = library_walk._chunk_labels(x, layer)
+        limits = library_tables.chunk_limits(META)
+        size = library_tables._chunk_labels(LayerMeta(n, k), n, batch, torch.bfloat16, 6, limits)
         assert size == n or size % 128 == 0
-        assert batch * (size - 128) <= library_walk._device_elements(META)
+        assert batch * (size - 128) * 6 <= limits[0]
         last = n - (-(-n // size) - 1) * size
         assert 0 < last <= size and (size == n or last > size - 128 * (n // size + 1))
 
@@ -168,7 +172,7 @@ def test_many_chunks_agree_with_one(monkeypatch):
     y = sk.LabelSets.from_lists([[1, 2999], [], [128], [127, 129]], n)
     results = []
     for labels in (4096, 128, 700):
-        monkeypatch.setattr(library_walk, "_CPU_LABELS", (labels, labels))
+        monkeypatch.setattr(library_tables, "_CPU_LABELS", (labels, labels))
         call_ = LossCall(x, Layer(weight, None, LayerMeta(n, k)), y, losses.BCE(), 0.1, (True, True, False))
         results.append(by_name("torch").fused_loss(call_))
     for result in results[1:]:

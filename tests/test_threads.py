@@ -62,7 +62,7 @@ def test_threads_give_the_bits_of_one():
                     assert torch.equal(got, want), f"task {at} of thread {thread}"
 
     # What is worked out once per shape is worked out by several threads at a time.
-    for cache in (sk.backends.cpu._shapes, sk.backends.cpu._plans, sk.backends.library_walk._tables):
+    for cache in (sk.backends.cpu._shapes, sk.backends.cpu._plans, sk.backends.library_tables._tables):
         cache.clear()
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(run, thread) for thread in range(THREADS)]:

@@ -6,6 +6,7 @@ Triton kernels (``triton/pointwise.py``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -38,7 +39,8 @@ class ElementwisePointwise(Protocol):
     def __call__(self, chunk: Chunk) -> Slopes | None:
         """Adds up the loss of the rows; ``∂loss/∂z`` where a gradient is needed, good until the next chunk."""
 
-    def rows(self) -> Rows: ...
+    def finish(self, wide: Tensor | None, narrow: Tensor | None) -> Rows:
+        """The rows; and ``narrow``, where it is given, becomes ``wide`` in its dtype."""
 
 
 class Pointwise(Protocol):
@@ -46,6 +48,10 @@ class Pointwise(Protocol):
 
     def narrow(self, device: torch.device) -> bool:
         """Whether it takes ``∂loss/∂z`` to 16 bits, for products of 16-bit inputs as they are."""
+
+    def runs(self) -> Callable[[int, int, torch.device], int] | None:
+        """Of how many labels a run of the DFT part is, from the rows and the labels of a chunk and the device (``LabelWalk``), where
+        the kernel for rounded operands adds that part; else ``None``."""
 
     def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> ElementwisePointwise:
         """``row_scale``, a number or ``[B]``, multiplies ``∂loss/∂z``."""
@@ -93,6 +99,14 @@ class GradientSums:
         if self._factored:
             grad.mul_(self.factor)
 
+    def sum_of_x(self) -> tuple[Tensor | None, Tensor | None]:
+        """The sum for x where it is wider than the gradient, and memory for that; what is left to be done is a copy."""
+        if self._x is None or self._x.grad.dtype == self._x.dtype:
+            return None, None
+        wide = self._x.grad
+        self._x.grad = torch.empty(wide.shape, dtype=self._x.dtype, device=wide.device)
+        return wide, self._x.grad
+
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Of x, weight and bias."""
         grad_x = None if self._x is None else self._x.finish()
@@ -137,7 +151,7 @@ def fused_loss(call: LossCall, pointwise: Pointwise, update: LayerUpdate | None 
             row_scale, factor = _float16_scales(call, params)
         else:
             narrow = False  # how large a gradient this formula makes is not known
-    walk = LabelWalk(x, call.layer, narrow)
+    walk = LabelWalk(x, call.layer, narrow, pointwise.runs())
     dtype = gradient_dtype(x.dtype)
     if update is None:
         sums = GradientSums(walk, call.needs, dtype, factor)
@@ -148,7 +162,7 @@ def fused_loss(call: LossCall, pointwise: Pointwise, update: LayerUpdate | None 
         slopes = part(chunk)
         if slopes is not None:
             sums.add(chunk, slopes)
-    rows, value = part.rows()
+    rows, value = part.finish(*sums.sum_of_x())
     return LossResult(rows, *sums.finish(), value=value)
 
 

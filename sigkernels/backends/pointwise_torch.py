@@ -23,6 +23,9 @@ class TorchPointwise:
     def narrow(self, device: torch.device) -> bool:
         return multiplies_narrow(device)
 
+    def runs(self) -> None:
+        return None
+
     def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> TorchElementwise:
         return TorchElementwise(call, walk, row_scale)
 
@@ -52,7 +55,9 @@ class TorchElementwise:
             return None
         return Slopes(torch.mul(g, self._scale, out=self._walk.view(self._g, g.shape[1])))
 
-    def rows(self) -> Rows:
+    def finish(self, wide: Tensor | None, narrow: Tensor | None) -> Rows:
+        if wide is not None and narrow is not None:
+            narrow.copy_(wide)
         return Rows(self._rows)
 
 

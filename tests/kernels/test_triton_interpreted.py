@@ -74,10 +74,10 @@ def triton():
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of 128 labels, the least."""
-    from sigkernels.backends import library_walk
+    from sigkernels.backends import library_tables
 
-    monkeypatch.setattr(library_walk, "_CPU_ELEMENTS", 1)
-    monkeypatch.setattr(library_walk, "_CPU_LABELS", (128, 128))
+    monkeypatch.setattr(library_tables, "_CPU_ELEMENTS", 1)
+    monkeypatch.setattr(library_tables, "_CPU_LABELS", (128, 128))
 
 
 def fused(triton, p, loss, needs=None):

@@ -42,8 +42,8 @@ SHARED = {
 }
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 VARIANTS = {
-    "elementwise": ("sparse", "dense"),
-    "row_totals": ("few", "many"),
+    "elementwise": ("sparse", "dense", "products"),  # the last leaves the DFT part to products
+    "finish": ("total", "rows"),
     "columns": ("sparse", "dense"),
     "topk": ("short", "long"),
     "scale": ("all",),
@@ -57,7 +57,7 @@ SAMPLE = (
     "cuda:120 topk bfloat16 short",
     "cuda:80 lml float32 step1",
     "hip:gfx942 elementwise float16 sparse",
-    "hip:gfx1100 row_totals float32 few",
+    "hip:gfx1100 finish bfloat16 total",
 )
 
 
@@ -97,28 +97,30 @@ def launch(job: Job) -> Launch:
 def _pointwise(job: Job) -> Launch:
     from sigkernels.backends.triton import configs
 
-    home = "elementwise" if job.kernel == "row_totals" else job.kernel
+    home = "elementwise" if job.kernel == "finish" else job.kernel
     module = importlib.import_module(f"sigkernels.backends.triton.kernels.{home}")
     element, acc = f"*{TYPES[job.dtype]}", "*fp64" if job.dtype == "float64" else "*fp32"
-    types = dict.fromkeys(("g", "features", "bias"), element)
-    types |= dict.fromkeys(("z", "label_weight", "label_pos_weight", "row_scale", "row_sums"), acc)
+    types = dict.fromkeys(("g", "features", "bias", "waves", "coef", "grad_coef", "narrow"), element)
+    types |= dict.fromkeys(("z", "label_weight", "label_pos_weight", "row_scale", "row_sums", "totals", "wide"), acc)
     types |= dict.fromkeys(("betas", "etas", "column_sums", "value"), acc)
     types |= dict.fromkeys(("pooled", "sums", "values", "grad_beta", "grad_eta", "rows"), "*fp64")
     types |= dict.fromkeys(("indices", "offsets", "best_labels"), "*i64") | dict.fromkeys(("unknown", "dense"), "*u8")
     types |= dict.fromkeys(("constant", "scale", "scale_low"), "fp32")
     types["best_keys"] = "*i64" if job.dtype == "float64" else "*i32"
-    rich = job.variant == "dense"
+    rich, waves = job.variant == "dense", job.variant != "products" and job.dtype != "float64"
     constants = dict(
-        BIAS=rich, APART=job.dtype in ("bfloat16", "float16"), SPARSE=not rich, INTERPRETED=False,
+        BIAS=rich, APART=job.dtype in ("bfloat16", "float16"), WAVES=waves, GRAD_WAVES=waves,
+        PRECISION="tf32" if job.target.startswith("cuda") else "ieee", SPARSE=not rich, INTERPRETED=False,
         UNKNOWN=rich, LABEL_WEIGHT=rich, LABEL_POS_WEIGHT=rich, WEIGHT=1.0, POS_WEIGHT=1.0, ROW_SCALE=rich, GRADIENT=True,
         KIND=2 if rich else 0, SMOOTHING=0.0, GAMMA_POS=1.0, GAMMA_NEG=3.5 if rich else 0.0, ALPHA_POS=1.0, ALPHA_NEG=1.0,
         CLIP=0.05, EPS=1e-8, DETACH=False, ROUGH=job.dtype == "bfloat16",
         FORM=1, MIRRORED=True, METRIC=(2.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0), BETA=1.0, ETA=0.0, TINY=1e-38,
         HAS_BETA=rich, HAS_ETA=rich, POOLED=False, SUMS=True, SLOPES=True, COLUMN_SUMS=rich, NEED_BETA=rich, NEED_ETA=rich,
-        M=configs.MAX_LIST if job.variant == "long" else 8, TOTAL=job.variant == "few",
+        M=configs.MAX_LIST if job.variant == "long" else 8, TOTAL=job.variant == "total",
+        CONVERT=job.dtype == "bfloat16",
     )  # fmt: skip
-    if job.kernel == "row_totals":
-        constants |= configs.row_totals(configs.ROWS_AT_LEAST if job.variant == "few" else configs.ROWS_AT_ONCE)
+    if job.kernel == "finish":
+        constants |= configs.FINISH
         options: dict[str, Any] = {"num_warps": constants.pop("num_warps")}
     else:
         dtype = getattr(torch, job.dtype)
@@ -127,7 +129,7 @@ def _pointwise(job: Job) -> Launch:
         constants |= {name: options.pop(name) for name in ("BM", "BN")}
         if job.kernel == "columns":
             options["enable_fp_fusion"] = False
-    return Launch(getattr(module, f"{job.kernel}_kernel"), types, constants, {"stride"}, options)
+    return Launch(getattr(module, f"{job.kernel}_kernel"), types, constants, {"stride", "coef_stride"}, options)
 
 
 def _scale(job: Job) -> Launch:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 
 MAX_LIST = 64  # the longest list that the top-m kernel keeps; beyond it chunks are sorted
 TOPK_PROGRAMS = 512  # of a launch, about
-ROWS_AT_LEAST, ROWS_AT_ONCE = 64, 1024  # whose total one program makes
-_ROW_TOTALS = 1024  # numbers that it takes at a time
-_PROGRAMS = 1536  # of the elementwise kernel: what the larger devices run at once
+FINISHERS = 1024  # programs of the last kernel of a step, at the most where it has few rows
+FINISH = {"BLOCK": 32, "PARTS": 64, "COUNT": 2048, "SHARE": 4096, "num_warps": 4}  # numbers that one takes at a time
+_PROGRAMS = 16  # of the elementwise kernel, that a multiprocessor runs at once
+_PROCESSORS = 108  # of a device that does not say
+_LEAST_RUN = 64  # labels
 
 
 class Config(NamedTuple):
@@ -33,24 +36,33 @@ TOPK = Config(16, 64, 4)
 
 
 def elementwise(dtype: torch.dtype) -> Config:
-    """One row, so that few numbers are exchanged for its sum; float64 takes twice the registers."""
-    return Config(1, 128 if dtype == torch.float64 else 512, 2)
+    """A warp with blocks that a tensor core multiplies at once; it waits for no other. float64, which no DFT part of runs
+    comes in, has one row, so that few numbers are exchanged for its sum."""
+    return Config(1, 128, 2) if dtype == torch.float64 else Config(16, 16, 1)
 
 
-def parts(tiles: int, blocks: int) -> tuple[int, int]:
+@functools.cache
+def _programs(device: torch.device) -> int:
+    """Of the elementwise kernel, at once."""
+    cuda = device.type == "cuda"
+    return _PROGRAMS * (torch.cuda.get_device_properties(device).multi_processor_count if cuda else _PROCESSORS)
+
+
+def run_labels(batch: int, labels: int, device: torch.device) -> int:
+    """Labels of the elementwise kernel's programs where each makes the DFT part of its own."""
+    blocks = -(-batch // elementwise(torch.float32).BM)
+    return max(-(-labels * blocks // _programs(device)), _LEAST_RUN)
+
+
+def parts(tiles: int, blocks: int, device: torch.device) -> tuple[int, int]:
     """How many parts share ``tiles`` of labels, beside ``blocks`` of rows, and how many tiles each has at the most."""
-    each = -(-tiles // min(max(_PROGRAMS // max(blocks, 1), 1), tiles))
+    each = -(-tiles // min(max(_programs(device) // max(blocks, 1), 1), tiles))
     return -(-tiles // each), each
 
 
 def columns(dtype: torch.dtype) -> Config:
     """Few labels, so that many programs share a chunk; they walk over the rows."""
     return Config(8 if dtype == torch.float64 else 16, 32, 4, 255)
-
-
-def row_totals(block: int) -> dict[str, int]:
-    """For the kernel that adds the sums of rows, ``block`` rows to a program."""
-    return {"BLOCK": block, "PARTS": max(_ROW_TOTALS // block, 1), "num_warps": 8}
 
 
 def platform() -> str:

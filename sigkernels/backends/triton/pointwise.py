@@ -1,8 +1,9 @@
-"""The pointwise part of the library path in Triton: one launch for a chunk of labels, and one for the rows at the end."""
+"""The pointwise part of the library path in Triton: one launch for a chunk of labels, and one at the end of a step."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..interface import LossCall, label_vector
 from ..library_pass import Rows, Slopes
 from ..library_walk import Chunk, LabelWalk
 from . import configs, interpreted
-from .kernels.elementwise import elementwise_kernel, row_totals_kernel
+from .kernels.elementwise import elementwise_kernel, finish_kernel
 from .kernels.losses import settings
 
 
@@ -26,6 +27,9 @@ class TritonPointwise:
 
     def narrow(self, device: torch.device) -> bool:
         return True
+
+    def runs(self) -> Callable[[int, int, torch.device], int]:
+        return configs.run_labels
 
     def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> TritonElementwise:
         return TritonElementwise(call, walk, row_scale)
@@ -72,11 +76,18 @@ class TritonElementwise:
         numbers = [1.0 if w is None or isinstance(w, Tensor) else float(w) for w in weights]
         self._config = configs.elementwise(x.dtype)
         self._blocks = triton.cdiv(walk.batch, self._config.BM)
-        self._parts, self._each = configs.parts(triton.cdiv(walk.size, self._config.BN), self._blocks)
+        tiles = triton.cdiv(walk.size, self._config.BN)
+        if walk.run:
+            self._parts, self._each = triton.cdiv(walk.size, walk.run), walk.run // self._config.BN
+        else:
+            self._parts, self._each = configs.parts(tiles, self._blocks, x.device)
         self._row_sums = x.new_empty(self._parts, walk.batch, dtype=walk.out)
+        self._totals = x.new_empty(self._parts * self._blocks, dtype=walk.out)
         self._g = None if walk.operand == walk.out else walk.buffer(walk.operand)
         self._constants = settings(params) | {
             "BIAS": layer.bias is not None, "APART": walk.apart,
+            "WAVES": walk.run > 0, "GRAD_WAVES": walk.run > 0 and call.needs[0],
+            "PRECISION": "tf32" if configs.platform() == "cuda" else "ieee",
             "SPARSE": self._targets.sparse, "UNKNOWN": self._targets.unknown,
             "LABEL_WEIGHT": self._weights[0] is not None, "LABEL_POS_WEIGHT": self._weights[1] is not None,
             "WEIGHT": numbers[0], "POS_WEIGHT": numbers[1], "ROW_SCALE": self._row_scale is not None,
@@ -89,28 +100,35 @@ class TritonElementwise:
         g = z if self._g is None else walk.view(self._g, z.shape[1])
         part = slice(chunk.start, chunk.stop)
         bias, *weights = (z if t is None else t[part] for t in (layer.bias, *self._weights))
+        coef = walk.coefficients(chunk) if walk.run else z
+        grad_coef = walk.grad_coefficients(chunk) if walk.run and call.needs[0] else coef
         if walk.batch:
             with on(z):
                 elementwise_kernel[(self._blocks, self._parts)](
-                    z, g, z.stride(0), walk.x, walk.x.stride(0), bias, *self._targets.of(chunk), *weights,
-                    z if self._row_scale is None else self._row_scale, self._row_sums,
+                    z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, grad_coef, coef.stride(0),
+                    bias, *self._targets.of(chunk), *weights,
+                    z if self._row_scale is None else self._row_scale, self._row_sums, self._totals,
                     walk.batch, z.shape[1], layer.label_start + chunk.start, walk.constant, self._scale,
                     self._scale_low, self._each, chunk.number, **self._constants, **self._config.options(configs.platform()),
                 )  # fmt: skip
         return Slopes(g) if any(call.needs) else None
 
-    def rows(self) -> Rows:
+    def finish(self, wide: Tensor | None, narrow: Tensor | None) -> Rows:
         walk, sums, scale = self._walk, self._row_sums, self._value_scale
         if not sums.numel() or not walk.layer.num_rows:
+            if wide is not None and narrow is not None:
+                narrow.copy_(wide)
             return Rows(torch.zeros(walk.batch, dtype=torch.float64, device=sums.device))
         rows = sums.new_empty(walk.batch, dtype=torch.float64)
-        whole = walk.batch <= configs.ROWS_AT_ONCE and scale is not None
-        value = sums.new_empty((), dtype=walk.out) if whole else None
-        block = min(max(triton.next_power_of_2(walk.batch), configs.ROWS_AT_LEAST), configs.ROWS_AT_ONCE)
+        value = None if scale is None else sums.new_empty((), dtype=walk.out)
+        size = 0 if wide is None else wide.numel()
+        programs = min(triton.cdiv(size, configs.FINISH["SHARE"]), configs.FINISHERS)
         with on(sums):
-            row_totals_kernel[(triton.cdiv(walk.batch, block),)](
-                sums, rows, rows if value is None else value, walk.batch, self._parts, *two_floats(scale or 0.0),
-                TOTAL=whole, **configs.row_totals(block),
+            finish_kernel[(max(triton.cdiv(walk.batch, configs.FINISH["BLOCK"]), programs),)](
+                sums, self._totals, rows, rows if value is None else value, rows if wide is None else wide,
+                rows if narrow is None else narrow, walk.batch, self._parts, self._totals.numel(), size,
+                *two_floats(scale or 0.0), TOTAL=scale is not None, CONVERT=wide is not None,
+                INTERPRETED=interpreted(), **configs.FINISH,
             )  # fmt: skip
         return Rows(rows, value)
 

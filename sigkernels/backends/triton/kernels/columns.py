@@ -10,9 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .elementwise import block_of_logits, in_full, rounded
+from .elementwise import block_of_logits, constant_part, in_full, rounded
 from .losses import exp_minus
-from .targets import entries_from, negate_positives, soft_targets
+from .targets import entries_from, entry_at, negate_positives, soft_targets
 
 MOST_BETA: tl.constexpr = tl.constexpr(3e38)  # finite in float32, too
 
@@ -73,7 +73,8 @@ def target_block(
     if SPARSE:
         ones = tl.full((BM, BN), 1.0, ACC)
         position, end = entries_from(indices, offsets, row, in_row, first)
-        signs, _, _ = negate_positives(ones, indices, offsets, position, end, first, count, False, BM, BN)
+        upcoming = entry_at(indices, position, end, in_row)
+        signs, _, _, _ = negate_positives(ones, indices, offsets, upcoming, position, end, first, count, False, BM, BN)
         y = (signs > 0).to(ACC) if MIRRORED else (signs < 0).to(ACC)
     else:
         y = soft_targets(dense, dense_stride, dense_step, row, label, mask, ACC)
@@ -94,9 +95,9 @@ def scored_rows(
     in_row = row < batch
     mask = in_row[:, None] & in_label[None, :]
     start = (tl.zeros((), tl.int64) + row0) * stride
+    apart = constant_part(features, features_stride, row, in_row, constant, APART, ACC)
     value = block_of_logits(
-        z + start, stride, features, features_stride, bias, row, in_row, label, tile * BN + BN - 1,
-        labels, constant, BIAS, APART, BM,
+        z + start, stride, apart, bias, in_row, label, tile * BN + BN - 1, labels, BIAS, APART, BM
     )  # fmt: skip
     y = target_block(
         indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, labels - tile * BN,

@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 
 from .losses import softplus_and_sigmoid, value_and_grad
-from .targets import entries_from, negate_positives, sign_changes, soft_targets
+from .targets import entries_from, entry_at, negate_positives, sign_changes, soft_targets
+
+RANK: tl.constexpr = tl.constexpr(16)
 
 
 @triton.jit
@@ -20,6 +22,18 @@ def rounded(value, DTYPE: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def operand(value, INTERPRETED: tl.constexpr):
+    """``value`` for a product: of float32 the nearest tf32, where hardware cuts bits off. The interpreter multiplies
+    16 bits as float32."""
+    if value.dtype == tl.float32:
+        bits = (value.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
+        value = tl.where(value == value, bits, value)
+    elif INTERPRETED:
+        value = value.to(tl.float32)
+    return value
+
+
+@triton.jit
 def in_full(high, low, LIKE: tl.constexpr):
     """A number that comes as two float32."""
     if LIKE == tl.float64:
@@ -30,9 +44,18 @@ def in_full(high, low, LIKE: tl.constexpr):
 
 
 @triton.jit
+def constant_part(features, features_stride, row, in_row, constant, APART: tl.constexpr, ACC: tl.constexpr):
+    """What products leave out of the logits of each row."""
+    part = tl.zeros(row.shape, ACC)
+    if APART:
+        part += tl.load(features + row * features_stride, mask=in_row, other=0.0).to(ACC) * constant
+    return part
+
+
+@triton.jit
 def block_of_logits(
     z, stride,  # [rows, c]: those of the block, and a multiple of 16 between them
-    features, features_stride, bias, row, in_row, label, last, labels, constant,
+    apart, bias, in_row, label, last, labels,
     BIAS: tl.constexpr, APART: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """The logits of a block, up to the label ``last``, with what their products lack: the constant feature and the bias.
@@ -43,7 +66,7 @@ def block_of_logits(
     if last >= labels:
         value = tl.where(in_label[None, :], value, float("-inf"))
     if APART:
-        value += (tl.load(features + row * features_stride, mask=in_row, other=0.0).to(value.dtype) * constant)[:, None]
+        value += apart[:, None]
     if BIAS:
         value += tl.load(bias + label, mask=in_label, other=0.0).to(value.dtype)[None, :]
     return value
@@ -57,23 +80,26 @@ def elementwise_kernel(
     g,  # the same, out: ∂loss/∂z; z itself where it is as wide
     stride,  # of both, a multiple of 16
     features, features_stride,  # x: its first column is the constant feature
+    waves,  # [tiles · BN, 16], WAVES: U of a part's labels
+    coef, grad_coef, coef_stride,  # [B, parts · 16]: what U is multiplied by, and out the gradient of that
     bias,  # [c]
     indices, offsets, unknown,  # label sets, SPARSE
     dense, dense_stride, dense_step,  # else [B, c] of any dtype; NaN says nothing, with UNKNOWN
     label_weight, label_pos_weight,  # [c]
     row_scale,  # [B]
     row_sums,  # [parts, B]: the loss of each row in each part of the labels, added up over chunks
+    totals,  # [parts, blocks]: the same of all rows of a block
     batch, labels, label_start, constant, scale, scale_low,
     tiles,  # of a part
     more,  # above 0 where row_sums holds those of earlier chunks
-    BIAS: tl.constexpr, APART: tl.constexpr, SPARSE: tl.constexpr, UNKNOWN: tl.constexpr,
-    LABEL_WEIGHT: tl.constexpr, LABEL_POS_WEIGHT: tl.constexpr, WEIGHT: tl.constexpr, POS_WEIGHT: tl.constexpr,
-    ROW_SCALE: tl.constexpr, GRADIENT: tl.constexpr,
+    BIAS: tl.constexpr, APART: tl.constexpr, WAVES: tl.constexpr, GRAD_WAVES: tl.constexpr, PRECISION: tl.constexpr,
+    SPARSE: tl.constexpr, UNKNOWN: tl.constexpr, LABEL_WEIGHT: tl.constexpr, LABEL_POS_WEIGHT: tl.constexpr,
+    WEIGHT: tl.constexpr, POS_WEIGHT: tl.constexpr, ROW_SCALE: tl.constexpr, GRADIENT: tl.constexpr,
     KIND: tl.constexpr, SMOOTHING: tl.constexpr, GAMMA_POS: tl.constexpr, GAMMA_NEG: tl.constexpr,
     ALPHA_POS: tl.constexpr, ALPHA_NEG: tl.constexpr, CLIP: tl.constexpr, EPS: tl.constexpr, DETACH: tl.constexpr,
     ROUGH: tl.constexpr, INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, part of the labels): it walks over the tiles of its part."""
+    """Program (block of rows, part of the labels): it walks over the tiles of its part, whose DFT part is ``coef · Uᵀ``."""
     ACC: tl.constexpr = z.dtype.element_ty
     HARD: tl.constexpr = KIND == 0 and SMOOTHING == 0.0 and SPARSE
     block, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -83,9 +109,17 @@ def elementwise_kernel(
     g += block * BM * stride
     if SPARSE:
         position, end = entries_from(indices, offsets, row, in_row, part * tiles * BN + label_start)
+        upcoming = entry_at(indices, position, end, in_row)
     else:
+        upcoming = row
         position = row
         end = row
+    if WAVES:
+        d = tl.arange(0, RANK)[None, :]
+        wave_place = row[:, None] * coef_stride + part * RANK + d
+        coefs = operand(tl.load(coef + wave_place, mask=in_row[:, None], other=0.0), INTERPRETED)
+        grad_coefs = tl.zeros((BM, RANK), tl.float32)
+    apart = constant_part(features, features_stride, row, in_row, constant, APART, ACC)
     loss = tl.zeros((BM, BN), ACC)
     for tile in range(tl.program_id(1) * tiles, tl.minimum((tl.program_id(1) + 1) * tiles, tl.cdiv(labels, BN))):
         label = tile * BN + tl.arange(0, BN)
@@ -93,13 +127,17 @@ def elementwise_kernel(
         mask = in_row[:, None] & in_label[None, :]
         # Outside, a logit of -∞ costs nothing.
         value = block_of_logits(
-            z, stride, features, features_stride, bias, row, in_row, label, tile * BN + BN - 1, labels, constant,
-            BIAS, APART, BM,
+            z, stride, apart, bias, in_row, label, tile * BN + BN - 1, labels, BIAS, APART, BM
         )  # fmt: skip
+        if WAVES:
+            step = (tile - tl.program_id(1) * tiles) * BN + tl.arange(0, BN)
+            u = tl.load(waves + step[:, None] * RANK + d)
+            u = u.to(tl.float32) if INTERPRETED else u
+            value = tl.dot(coefs, tl.trans(u), value, input_precision=PRECISION)
         if SPARSE:
             first = (tl.zeros((), tl.int64) + tile) * BN + label_start
-            t, known, position = negate_positives(
-                value, indices, unknown, position, end, first, labels - tile * BN, UNKNOWN, BM, BN
+            t, known, upcoming, position = negate_positives(
+                value, indices, unknown, upcoming, position, end, first, labels - tile * BN, UNKNOWN, BM, BN
             )
             changes = sign_changes(t, value)
             positive = changes < 0
@@ -131,6 +169,7 @@ def elementwise_kernel(
             f = tl.where(up == 0.0, 0.0, up * pos) + tl.where(y == 1.0, 0.0, (1.0 - y) * neg)
             slope = up * dpos + (1.0 - y) * dneg
             f = tl.where(mask, f, 0.0)
+            slope = tl.where(mask, slope, 0.0)
         if LABEL_WEIGHT:
             w = tl.load(label_weight + label, mask=in_label, other=0.0)[None, :]
             f *= w
@@ -149,28 +188,49 @@ def elementwise_kernel(
                 slope *= in_full(scale, scale_low, ACC)
             place = tl.arange(0, BM)[:, None] * stride + label[None, :]
             made = rounded(slope, g.dtype.element_ty, INTERPRETED)
+            if GRAD_WAVES:
+                grad_coefs = tl.dot(operand(made, INTERPRETED), u, grad_coefs, input_precision=PRECISION)
             tl.store(g + place, made, mask=in_row[:, None] & (label < stride)[None, :])
+    if GRAD_WAVES:
+        made = rounded(grad_coefs, grad_coef.dtype.element_ty, INTERPRETED)
+        tl.store(grad_coef + wave_place, made, mask=in_row[:, None])
     sums = row_sums + part * batch + row
     before = tl.load(sums, mask=in_row.to(tl.int32) * more > 0, other=0.0)
-    tl.store(sums, tl.sum(loss, axis=1) + before, mask=in_row)
+    row_loss = tl.sum(loss, axis=1) + before
+    tl.store(sums, row_loss, mask=in_row)
+    tl.store(totals + part * tl.num_programs(0) + block, tl.sum(tl.where(in_row, row_loss, 0.0), axis=0))
 
 
-@triton.jit(do_not_specialize=["batch", "parts"])
-def row_totals_kernel(
+@triton.jit(do_not_specialize=["batch", "parts", "count", "size"])
+def finish_kernel(
     row_sums,  # [parts, B]
-    rows,  # [B] float64, out
-    value,  # [] out: scale · Σ rows, where one program has all rows
-    batch, parts, scale, scale_low,
-    TOTAL: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    totals,  # [count]
+    rows,  # [B] float64, out: sums over the parts
+    value,  # [] out, TOTAL: scale · Σ totals
+    wide, narrow,  # [size], CONVERT: float32 numbers, and out the same in another dtype
+    batch, parts, count, size, scale, scale_low,
+    TOTAL: tl.constexpr, CONVERT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, COUNT: tl.constexpr,
+    SHARE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """PARTS of them at a time, which meet in a fixed order."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    sums = tl.zeros((PARTS, BLOCK), row_sums.dtype.element_ty)
-    for first in range(0, parts, PARTS):
-        part = (first + tl.arange(0, PARTS)).to(tl.int64)[:, None]
-        sums += tl.load(row_sums + part * batch + row[None, :], mask=(part < parts) & (row < batch)[None, :], other=0.0)
-    total = tl.sum(sums, axis=0).to(tl.float64)
-    tl.store(rows + row, total, mask=row < batch)
-    if TOTAL:
-        whole = tl.sum(total, axis=0) * in_full(scale, scale_low, tl.float64)
-        tl.store(value, whole.to(value.dtype.element_ty))
+    """What is left at the end of a step. All sums meet in a fixed order, PARTS or COUNT of them at a time."""
+    first_row = tl.program_id(0).to(tl.int64) * BLOCK
+    if first_row < batch:
+        row = first_row + tl.arange(0, BLOCK)
+        sums = tl.zeros((PARTS, BLOCK), row_sums.dtype.element_ty)
+        for first in range(0, parts, PARTS):
+            part = (first + tl.arange(0, PARTS)).to(tl.int64)[:, None]
+            inside = (part < parts) & (row < batch)[None, :]
+            sums += tl.load(row_sums + part * batch + row[None, :], mask=inside, other=0.0)
+        tl.store(rows + row, tl.sum(sums, axis=0).to(tl.float64), mask=row < batch)
+    if TOTAL and tl.program_id(0) == tl.num_programs(0) - 1:
+        whole = tl.zeros((COUNT,), tl.float64)
+        for begin in range(0, count, COUNT):
+            place = begin + tl.arange(0, COUNT)
+            whole += tl.load(totals + place, mask=place < count, other=0.0).to(tl.float64)
+        result = tl.sum(whole, axis=0) * in_full(scale, scale_low, tl.float64)
+        tl.store(value, result.to(value.dtype.element_ty))
+    if CONVERT:
+        for start in range(tl.program_id(0).to(tl.int64) * SHARE, size, tl.num_programs(0).to(tl.int64) * SHARE):
+            at = start + tl.arange(0, SHARE)
+            number = tl.load(wide + at, mask=at < size, other=0.0)
+            tl.store(narrow + at, rounded(number, narrow.dtype.element_ty, INTERPRETED), mask=at < size)

@@ -22,10 +22,16 @@ def entries_from(indices, offsets, row, in_row, first):
 
 
 @triton.jit
-def place_of(indices, position, end, first, count, BN: tl.constexpr):
+def entry_at(indices, position, end, wanted):
+    """The label of the entries at ``position``, where ``wanted``; behind all labels where a row has no more."""
+    return tl.load(indices + position, mask=wanted & (position < end), other=9223372036854775807)
+
+
+@triton.jit
+def place_of(upcoming, first, count, BN: tl.constexpr):
     """The column of an entry, int32; BN where it lies behind the block's ``count`` labels, or the row has no more."""
-    here = tl.load(indices + position, mask=position < end, other=0) - first
-    return tl.where((position < end) & (here < count), here, BN).to(tl.int32)
+    here = tl.minimum(upcoming - first, BN).to(tl.int32)
+    return tl.where(here < count, here, BN)
 
 
 @triton.jit
@@ -33,18 +39,18 @@ def negate_positives(
     value,  # [BM, BN]
     indices,  # [nnz] int64, ascending in each row
     unknown,  # [nnz] uint8: entries that say nothing
-    position, end,  # [BM]: the entries from the block's first label on
+    upcoming, position, end,  # [BM]: the label of the first entry from the block's first label on, and where it stands
     first,  # the block's first label among all, int64
     count,  # the labels from there on; the sets may hold others
     UNKNOWN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """``value`` with the sign of positive labels changed, where something is known, and the entries behind the block.
+    """``value`` with the sign of positive labels changed, where something is known, and the first entry behind the block.
 
     A row has few entries in a block: they are compared one at a time. What goes through the loop is the value itself: a
     mask would have to be brought into its layout afterwards.
     """
     column = tl.arange(0, BN)[None, :]
-    place = place_of(indices, position, end, first, count, BN)
+    place = place_of(upcoming, first, count, BN)
     missing = tl.zeros((BM, BN), tl.int32)
     while tl.min(place, axis=0) < BN:
         hit = column == place[:, None]
@@ -52,9 +58,11 @@ def negate_positives(
             silent = tl.load(unknown + position, mask=place < BN, other=0).to(tl.int32)
             missing |= hit.to(tl.int32) & silent[:, None]
         value = tl.where(hit, -value, value)
-        position += (place < BN).to(tl.int64)
-        place = place_of(indices, position, end, first, count, BN)
-    return value, missing == 0, position
+        hits = place < BN
+        position += hits.to(tl.int64)
+        upcoming = tl.where(hits, entry_at(indices, position, end, hits), upcoming)
+        place = place_of(upcoming, first, count, BN)
+    return value, missing == 0, upcoming, position
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .elementwise import block_of_logits, rounded
+from .elementwise import block_of_logits, constant_part, rounded
 
 
 @triton.jit
@@ -54,11 +54,11 @@ def topk_kernel(
     # Empty slots have the lowest key and different negative labels; slots beyond m can never be evicted.
     list_keys = tl.zeros((BM, M), KEY) + tl.where(slot < m, LOWEST, HIGHEST).to(KEY)[None, :]
     list_labels = tl.zeros((BM, M), tl.int32) - 1 - slot[None, :]
+    apart = constant_part(features, features_stride, row, in_row, constant, APART, z.dtype.element_ty)
     for tile in range(split, (labels + BN - 1) // BN, tl.num_programs(1)):
         label = tile * BN + tl.arange(0, BN)
         value = block_of_logits(
-            z + start, stride, features, features_stride, bias, row, in_row, label, tile * BN + BN - 1,
-            labels, constant, BIAS, APART, BM,
+            z + start, stride, apart, bias, in_row, label, tile * BN + BN - 1, labels, BIAS, APART, BM
         )  # fmt: skip
         keys = tl.where((label < labels)[None, :], order_key(value, LOGIT, INTERPRETED).to(KEY), LOWEST)
         more = 1
