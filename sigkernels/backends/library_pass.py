@@ -49,9 +49,9 @@ class Pointwise(Protocol):
     def narrow(self, device: torch.device) -> bool:
         """Whether it takes ``∂loss/∂z`` to 16 bits, for products of 16-bit inputs as they are."""
 
-    def runs(self) -> Callable[[int, int, torch.device], int] | None:
+    def runs(self, dtype: torch.dtype) -> Callable[[int, int, torch.device], int] | None:
         """Of how many labels a run of the DFT part is, from the rows and the labels of a chunk and the device (``LabelWalk``), where
-        the kernel for rounded operands adds that part; else ``None``."""
+        the kernel for rounded operands of ``dtype`` adds that part; else ``None``."""
 
     def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> ElementwisePointwise:
         """``row_scale``, a number or ``[B]``, multiplies ``∂loss/∂z``."""
@@ -151,7 +151,7 @@ def fused_loss(call: LossCall, pointwise: Pointwise, update: LayerUpdate | None 
             row_scale, factor = _float16_scales(call, params)
         else:
             narrow = False  # how large a gradient this formula makes is not known
-    walk = LabelWalk(x, call.layer, narrow, pointwise.runs())
+    walk = LabelWalk(x, call.layer, narrow, pointwise.runs(x.dtype))
     dtype = gradient_dtype(x.dtype)
     if update is None:
         sums = GradientSums(walk, call.needs, dtype, factor)

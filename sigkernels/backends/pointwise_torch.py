@@ -23,7 +23,7 @@ class TorchPointwise:
     def narrow(self, device: torch.device) -> bool:
         return multiplies_narrow(device)
 
-    def runs(self) -> None:
+    def runs(self, dtype: torch.dtype) -> None:
         return None
 
     def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> TorchElementwise:

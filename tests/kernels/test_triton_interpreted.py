@@ -196,6 +196,37 @@ def test_chunks_share_a_factor(triton, small_chunks, dtype):
     check(p, losses.Asymmetric(), fused(triton, p, losses.Asymmetric()))
 
 
+RUNS = {
+    "several groups of chunks": Size(3, 700, 4, 3, bias=True),
+    "label range, two row blocks": Size(19, 1000, 6, 13, start=130, rows=200),
+    "no slack": Size(3, 300, 3, 0),
+}
+
+
+@inside
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_kernel_adds_the_dft_part(triton, small_chunks, monkeypatch, dtype, name):
+    """In runs of labels, with the gradient of their coefficients; of float32 as tf32, whose operands are rounded."""
+    from sigkernels.backends import library_walk
+    from sigkernels.backends.triton import configs
+
+    monkeypatch.setattr(library_walk, "rounds_float32", lambda device: True)
+    p = problem(RUNS[name], dtype)
+    walk = library_walk.LabelWalk(p.x, p.layer, True, configs.run_labels)
+    assert walk.run == 64 and walk.size == 128 and walk.rank == 32
+    assert name != "several groups of chunks" or walk.group * walk.size < p.layer.num_rows
+    for loss in (BCE(), losses.Asymmetric()) if dtype == torch.bfloat16 else (BCE(),):
+        whole = fused(triton, p, loss)
+        if dtype == torch.float32:
+            for got, want in zip(whole[:4], truth(p, loss), strict=False):
+                assert got is None or not got.numel() or error(got, want) < 2**-10
+        else:
+            check(p, loss, whole)
+        part = fused(triton, p, loss, needs=(False, True, False))
+        assert part.grad_x is None and torch.equal(part.grad_weight, whole.grad_weight)
+
+
 @inside
 @pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
 @pytest.mark.parametrize("metric", ["f1", "npv"])

@@ -107,10 +107,11 @@ def _pointwise(job: Job) -> Launch:
     types |= dict.fromkeys(("indices", "offsets", "best_labels"), "*i64") | dict.fromkeys(("unknown", "dense"), "*u8")
     types |= dict.fromkeys(("constant", "scale", "scale_low"), "fp32")
     types["best_keys"] = "*i64" if job.dtype == "float64" else "*i32"
-    rich, waves = job.variant == "dense", job.variant != "products" and job.dtype != "float64"
+    rich, cuda = job.variant == "dense", job.target.startswith("cuda")
+    waves = job.variant != "products" and (job.dtype in ("bfloat16", "float16") or (cuda and job.dtype == "float32"))
     constants = dict(
         BIAS=rich, APART=job.dtype in ("bfloat16", "float16"), WAVES=waves, GRAD_WAVES=waves,
-        PRECISION="tf32" if job.target.startswith("cuda") else "ieee", SPARSE=not rich, INTERPRETED=False,
+        SPARSE=not rich, INTERPRETED=False,
         UNKNOWN=rich, LABEL_WEIGHT=rich, LABEL_POS_WEIGHT=rich, WEIGHT=1.0, POS_WEIGHT=1.0, ROW_SCALE=rich, GRADIENT=True,
         KIND=2 if rich else 0, SMOOTHING=0.0, GAMMA_POS=1.0, GAMMA_NEG=3.5 if rich else 0.0, ALPHA_POS=1.0, ALPHA_NEG=1.0,
         CLIP=0.05, EPS=1e-8, DETACH=False, ROUGH=job.dtype == "bfloat16",

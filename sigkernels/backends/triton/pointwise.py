@@ -28,8 +28,8 @@ class TritonPointwise:
     def narrow(self, device: torch.device) -> bool:
         return True
 
-    def runs(self) -> Callable[[int, int, torch.device], int]:
-        return configs.run_labels
+    def runs(self, dtype: torch.dtype) -> Callable[[int, int, torch.device], int] | None:
+        return configs.run_labels if dtype != torch.float32 or configs.platform() == "cuda" else None
 
     def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> TritonElementwise:
         return TritonElementwise(call, walk, row_scale)
@@ -87,7 +87,6 @@ class TritonElementwise:
         self._constants = settings(params) | {
             "BIAS": layer.bias is not None, "APART": walk.apart,
             "WAVES": walk.run > 0, "GRAD_WAVES": walk.run > 0 and call.needs[0],
-            "PRECISION": "tf32" if configs.platform() == "cuda" else "ieee",
             "SPARSE": self._targets.sparse, "UNKNOWN": self._targets.unknown,
             "LABEL_WEIGHT": self._weights[0] is not None, "LABEL_POS_WEIGHT": self._weights[1] is not None,
             "WEIGHT": numbers[0], "POS_WEIGHT": numbers[1], "ROW_SCALE": self._row_scale is not None,
@@ -104,7 +103,8 @@ class TritonElementwise:
         grad_coef = walk.grad_coefficients(chunk) if walk.run and call.needs[0] else coef
         if walk.batch:
             with on(z):
-                elementwise_kernel[(self._blocks, self._parts)](
+                # The last chunk may have fewer parts: the sums of the others stay as they are.
+                elementwise_kernel[(self._blocks, triton.cdiv(z.shape[1], self._each * self._config.BN))](
                     z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, grad_coef, coef.stride(0),
                     bias, *self._targets.of(chunk), *weights,
                     z if self._row_scale is None else self._row_scale, self._row_sums, self._totals,

@@ -92,7 +92,7 @@ def elementwise_kernel(
     batch, labels, label_start, constant, scale, scale_low,
     tiles,  # of a part
     more,  # above 0 where row_sums holds those of earlier chunks
-    BIAS: tl.constexpr, APART: tl.constexpr, WAVES: tl.constexpr, GRAD_WAVES: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, APART: tl.constexpr, WAVES: tl.constexpr, GRAD_WAVES: tl.constexpr,
     SPARSE: tl.constexpr, UNKNOWN: tl.constexpr, LABEL_WEIGHT: tl.constexpr, LABEL_POS_WEIGHT: tl.constexpr,
     WEIGHT: tl.constexpr, POS_WEIGHT: tl.constexpr, ROW_SCALE: tl.constexpr, GRADIENT: tl.constexpr,
     KIND: tl.constexpr, SMOOTHING: tl.constexpr, GAMMA_POS: tl.constexpr, GAMMA_NEG: tl.constexpr,
@@ -101,6 +101,7 @@ def elementwise_kernel(
 ):  # fmt: skip
     """Program (block of rows, part of the labels): it walks over the tiles of its part, whose DFT part is ``coef · Uᵀ``."""
     ACC: tl.constexpr = z.dtype.element_ty
+    PRECISION: tl.constexpr = "tf32" if g.dtype.element_ty == tl.float32 else "ieee"
     HARD: tl.constexpr = KIND == 0 and SMOOTHING == 0.0 and SPARSE
     block, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     row = block * BM + tl.arange(0, BM)
