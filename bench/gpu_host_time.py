@@ -45,7 +45,7 @@ def main() -> None:
         params: Any = problem.loss.kernel_params()
         with recorded(dispatch=False) as recorder:
             recorder.launches = collections.deque(maxlen=1)  # type: ignore[assignment]
-            kernels = StubFlash(recorder, FlashSizes(64, 256, 132), marks=True)
+            kernels = StubFlash(recorder, FlashSizes(64, 256, 132), marks=True, products=False)
 
             def flash(c: LossCall, params: Any = params, kernels: Any = kernels) -> Any:
                 return flash_pass.fused_loss(c, params, kernels)

@@ -240,7 +240,14 @@ def triton_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -
 
 
 def _flash_step(
-    machine: str, dtype: str, case: Case, sizes: FlashSizes, blocks: int, kernel: Callable[[int], float], marks: bool
+    machine: str,
+    dtype: str,
+    case: Case,
+    sizes: FlashSizes,
+    blocks: int,
+    kernel: Callable[[int], float],
+    marks: bool,
+    products: bool = False,
 ) -> tuple[float, int]:
     """``kernel(rows)``: the seconds of the loop over labels of a launch, of which everything else is known."""
     import torch
@@ -249,7 +256,7 @@ def _flash_step(
     problem = call(n, k, s, batch, torch.bfloat16 if dtype == "bf16" else torch.float32)
     if k >= 0 and flash_pass.rank_refusal(problem.layer, problem.x.dtype, sizes) is not None:
         return math.inf, 0
-    launches = flash_launches(problem, sizes, marks)
+    launches = flash_launches(problem, sizes, marks, products)
     seconds = 0.0
     for launch in launches:
         if isinstance(launch, Product):

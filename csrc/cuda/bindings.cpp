@@ -84,13 +84,13 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
     m.def(
         "finish",
         [](int device, Address stream, const sk::Flash& flash, Address grad_x, int64_t stride, bool wide, Address rows,
-           Address total) {
+           Address value) {
             const py::gil_scoped_release release;
             sk::finish({device, reinterpret_cast<void*>(stream)}, flash, reinterpret_cast<void*>(grad_x), stride, wide,
-                       reinterpret_cast<double*>(rows), reinterpret_cast<double*>(total));
+                       reinterpret_cast<double*>(rows), reinterpret_cast<float*>(value));
         },
         py::arg("device"), py::arg("stream"), py::arg("flash"), py::kw_only(), py::arg("grad_x"), py::arg("stride"),
-        py::arg("wide"), py::arg("rows"), py::arg("total"));
+        py::arg("wide"), py::arg("rows"), py::arg("value"));
 
     m.def("rows_of_launch", [](const std::string& dtype, int64_t batch, int64_t slack, int device) {
         return sk::rows_of_launch(dtype_of(dtype), batch, slack, device);

@@ -14,13 +14,13 @@ struct FinishArgs {
     const float* row_sums;  // [parts, batch]
     const double* totals;   // [parts]
     const float* out_scale;  // [1] or null: multiplies grad_x, as scale does
-    float scale;
+    double scale;
     int parts, batch, slack;
     int wide;               // grad_x is float, else T
     void* grad_x;           // [batch, slack], rows stride numbers apart
     int64_t stride;
     double* rows;           // [batch]
-    double* total;          // [1] or null
+    float* value;           // [1] or null: scale · Σ totals
 
     __host__ __device__ __forceinline__ int64_t slab_size() const { return slabs ? int64_t(batch) * slack : 0; }
     __host__ __device__ __forceinline__ int64_t slab_blocks() const { return (slab_size() + 31) / 32; }
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const FinishArgs<T> p) 
     SK_DYNAMIC_SHARED(memory);
     int64_t block = blockIdx.x;
     if (block < p.slab_blocks()) {
-        const double scale = p.out_scale ? double(p.scale) * *p.out_scale : double(p.scale);
+        const double scale = p.out_scale ? p.scale * *p.out_scale : p.scale;
         add_parts(memory, p.slabs, p.parts, 32 * block, p.slab_size(), [&](int64_t at, double sum) {
             put<T>(p.grad_x, p.wide, false, at / p.slack * p.stride + at % p.slack, static_cast<float>(scale * sum));
         });
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const FinishArgs<T> p) 
     block -= p.slab_blocks();
     if (32 * block < p.batch)
         add_parts(memory, p.row_sums, p.parts, 32 * block, p.batch, [&](int64_t at, double sum) { p.rows[at] = sum; });
-    else if (p.total)
-        add_parts(memory, p.totals, p.parts, 0, 1, [&](int64_t, double sum) { *p.total = sum; });
+    else if (p.value)
+        add_parts(memory, p.totals, p.parts, 0, 1, [&](int64_t, double sum) { *p.value = static_cast<float>(p.scale * sum); });
 }
 
 }  // namespace sk

@@ -45,7 +45,7 @@ FusedLossArgs<T> args_of(const Flash& f) {
     const int64_t row = f.slack * int64_t(sizeof(T));
     a.x_piece = piece_of(f.x, f.x_stride * int64_t(sizeof(T)), row), a.weight_piece = piece_of(f.weight, row, row);
     a.loss = loss_args(f);
-    a.row_factor = f.row_factor, a.out_scale = f.out_scale, a.scale = f.scale;
+    a.row_factor = f.row_factor, a.out_scale = f.out_scale, a.scale = float(f.scale);
     a.wide = f.wide, a.accumulate = f.accumulate, a.pairs = f.slack % 2 == 0 && !f.accumulate;
     a.grad_weight = f.grad_weight, a.grad_bias = f.grad_bias, a.grad_coef = static_cast<T*>(f.grad_coef);
     a.slabs = f.slabs, a.row_sums = f.row_sums, a.totals = f.totals;

@@ -30,7 +30,7 @@ struct Flash {
     int64_t dense_stride, label_start;
     LossParams loss;
     const float *label_weight, *pos_weight, *row_factor, *out_scale;
-    float scale;
+    double scale;
     bool wide, accumulate;  // grad_weight and grad_bias are float; they are added to
     void *grad_weight, *grad_bias, *grad_coef;
     float *slabs, *row_sums;
@@ -38,8 +38,9 @@ struct Flash {
 };
 
 void fused_loss(const LaunchOn&, const Flash&);
-// grad_x [batch, slack] (float where `wide_x`) = scale · Σ slabs; rows [batch] and total [1] or null = Σ row sums
-void finish(const LaunchOn&, const Flash&, void* grad_x, int64_t stride, bool wide_x, double* rows, double* total);
+// grad_x [batch, slack] (float where `wide_x`) = scale · Σ slabs; rows [batch] = Σ row sums;
+// value [1] or null = scale · Σ totals
+void finish(const LaunchOn&, const Flash&, void* grad_x, int64_t stride, bool wide_x, double* rows, float* value);
 
 // What a caller needs to size its work.
 int64_t tile_labels();   // a block has a multiple of so many labels

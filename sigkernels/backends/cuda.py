@@ -145,6 +145,10 @@ class CUDAKernels:
     def __init__(self) -> None:
         self._last: tuple[FlashLaunch, Any] | None = None  # a launch and what the kernels see of it
 
+    @property
+    def products(self) -> bool:
+        return False
+
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         return _sizes(_kind(x.dtype), x.shape[0], slack, _where(x)[0])
 
@@ -154,7 +158,7 @@ class CUDAKernels:
     def fused_loss(self, launch: FlashLaunch) -> None:
         _module().fused_loss(*_where(launch.x), self._flash(launch))
 
-    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, total: Tensor | None) -> None:
+    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
         _module().finish(
             *_where(launch.x),
             self._flash(launch),
@@ -162,7 +166,7 @@ class CUDAKernels:
             stride=0 if grad_x is None else grad_x.stride(0),
             wide=grad_x is not None and grad_x.dtype == torch.float32,
             rows=rows.data_ptr(),
-            total=_address(total),
+            value=_address(value),
         )
 
     def _flash(self, launch: FlashLaunch) -> Any:

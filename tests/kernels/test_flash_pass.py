@@ -34,20 +34,25 @@ def fused(p, loss, kernels=None, needs=None):
     call = LossCall(p.x, p.layer, p.targets, loss, p.scale, needs or (True, True, p.layer.bias is not None))
     kernels = kernels or ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7))
     assert flash_pass.rank_refusal(p.layer, p.x.dtype, kernels.sizes(p.x, 1, True)) is None
-    return without_total(flash_pass.fused_loss(call, loss.kernel_params(), kernels))
+    return without_value(flash_pass.fused_loss(call, loss.kernel_params(), kernels), call.scale)
 
 
-def without_total(result):
-    """What the truth has, after a look at the total."""
-    assert result.total is None or error(result.total, result.rows.sum()) < 1e-6
-    return result._replace(total=None)
+def without_value(result, scale):
+    """What the truth has, after a look at the value."""
+    if isinstance(scale, torch.Tensor):
+        assert result.value is None
+    else:
+        assert result.value.dtype == torch.float32 and error(result.value, scale * result.rows.sum()) < 1e-6
+    return result._replace(value=None)
 
 
+@pytest.mark.parametrize("products", [False, True], ids=["library products", "own products"])
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_fused_loss(dtype, name):
+def test_fused_loss(dtype, name, products):
     p = problem(SIZES[name], dtype)
-    check(p, BCE(), fused(p, BCE()), tf32=dtype == torch.float32)
+    kernels = ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7), products)
+    check(p, BCE(), fused(p, BCE(), kernels), tf32=dtype == torch.float32)
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
@@ -82,8 +87,8 @@ def test_rows_in_several_launches():
         check(p, BCE(), result)
     call = LossCall(p.x, p.layer, p.targets, BCE(), 1.0, (False,) * 3)
     with torch.no_grad():
-        totals = [flash_pass.fused_loss(call, BCE().kernel_params(), kernels).total for kernels in (whole, parts)]
-    assert totals[1] is None and error(totals[0], results[1].rows.sum()) < 1e-6
+        values = [flash_pass.fused_loss(call, BCE().kernel_params(), kernels).value for kernels in (whole, parts)]
+    assert values[1] is None and error(values[0], results[1].rows.sum()) < 1e-6
 
 
 def test_a_number_for_all_rows():
@@ -95,7 +100,7 @@ def test_a_number_for_all_rows():
             call = LossCall(q.x.detach(), q.layer, q.targets, loss, 1e-7, (True, True, True))
             kernels = ReferenceKernels(FlashSizes(32, 64, 7))
             with torch.no_grad():
-                made = without_total(flash_pass.fused_loss(call, loss.kernel_params(), kernels))
+                made = without_value(flash_pass.fused_loss(call, loss.kernel_params(), kernels), call.scale)
             # Eager float16 loses such a factor, and its range.
             compare(q, made, truth(q, loss), truth(q, loss, torch.float32), tf32=True)
 
@@ -169,18 +174,19 @@ class NoKernels(ReferenceKernels):
     def fused_loss(self, launch):
         self.calls.append("fused_loss")
 
-    def finish(self, launch, grad_x, rows, total):
+    def finish(self, launch, grad_x, rows, value):
         self.calls.append("finish")
 
 
+@pytest.mark.parametrize("products", [False, True], ids=["library products", "own products"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_launches_of_a_step(dtype):
-    """Three kernels and two products; with the reduction of the loss and the upstream gradient that is eight at most."""
+def test_launches_of_a_step(dtype, products):
+    """Three kernels and at most two products; the loss needs no operation of its own."""
     p = problem(Size(8, 700, 4, 16, bias=True), dtype)
     call = LossCall(p.x.detach(), p.layer, p.targets, BCE(), 1e-3, (True, True, True))
-    kernels = NoKernels(FlashSizes(32, 64, 7))
+    kernels = NoKernels(FlashSizes(32, 64, 7), products)
     flash_pass.fused_loss(call, BCE().kernel_params(), kernels)  # makes the tables
     with torch.no_grad(), Launches() as launches:
         flash_pass.fused_loss(call, BCE().kernel_params(), kernels)
-    assert launches.names == ["mm", "addmm_"]
+    assert launches.names == ([] if products else ["mm", "addmm_"])
     assert kernels.calls[-3:] == ["mark", "fused_loss", "finish"]

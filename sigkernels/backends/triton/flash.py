@@ -117,6 +117,11 @@ class TritonFlash(NamedTuple):
         """The kernels for a call."""
         return cls(is_plain(params, isinstance(call.targets, LabelSets)), call.x.shape[0])
 
+    @property
+    def products(self) -> bool:
+        """The vendor's library multiplies the DFT features with the waves."""
+        return False
+
     def shape(self, x: Tensor, slack: int) -> Shape:
         """How a program of this batch is laid out."""
         return shape(_kind(x.dtype), width(slack), self.rows, self.plain)
@@ -155,7 +160,7 @@ class TritonFlash(NamedTuple):
                 SLACK=slack, WIDTH=width(slack), **layout(chosen), **options(launch), **settings(launch.params),
             )  # fmt: skip
 
-    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, total: Tensor | None) -> None:
+    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
         batch, slack = launch.x.shape
         spare = launch.row_sums
         sums = triton.cdiv(batch * slack, _SUMS["BLOCK"]) if grad_x is not None else 0
@@ -163,9 +168,9 @@ class TritonFlash(NamedTuple):
             finish_kernel[(sums + triton.cdiv(batch, _SUMS["BLOCK"]),)](
                 spare if launch.slabs is None else launch.slabs, launch.row_sums, launch.totals,
                 spare if launch.out_scale is None else launch.out_scale, spare if grad_x is None else grad_x, rows,
-                rows if total is None else total, 0 if grad_x is None else grad_x.stride(0), batch, launch.blocks,
+                rows if value is None else value, 0 if grad_x is None else grad_x.stride(0), batch, launch.blocks,
                 launch.scale, SLACK=slack, NEED_X=grad_x is not None, SCALED=launch.out_scale is not None,
-                HAS_TOTAL=total is not None, DTYPE=operand(launch.x.dtype), **_SUMS,
+                HAS_VALUE=value is not None, DTYPE=operand(launch.x.dtype), **_SUMS,
             )  # fmt: skip
 
 

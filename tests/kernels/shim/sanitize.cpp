@@ -33,7 +33,7 @@ void both_kernels() {
     std::vector<T> grad_weight(labels * slack), grad_bias(labels), grad_coef(batch * blocks * 16), grad_x(batch * slack);
     std::vector<float> slabs(blocks * batch * slack), row_sums(blocks * batch);
     std::vector<double> totals(blocks), rows(batch);
-    double total = 0;
+    float value = 0;
 
     FusedLossArgs<T> p{};
     p.x = x.data(), p.weight = weight.data(), p.bias = bias.data(), p.basis = basis.data(), p.coef = coef.data();
@@ -46,9 +46,9 @@ void both_kernels() {
     SK_LAUNCH(fused_loss_kernel<S>, dim3(blocks), THREADS, S::BYTES, nullptr, p);
 
     const FinishArgs<T> f{slabs.data(), row_sums.data(), totals.data(), nullptr, 1, blocks, batch, slack, p.wide,
-                          grad_x.data(), slack, rows.data(), &total};
+                          grad_x.data(), slack, rows.data(), &value};
     SK_LAUNCH(finish_kernel<T>, dim3(unsigned(f.blocks())), THREADS, THREADS * int(sizeof(double)), nullptr, f);
-    printf("loss %.6f\n", total);
+    printf("loss %.6f\n", double(value));
 }
 
 int main() {

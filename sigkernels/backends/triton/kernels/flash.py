@@ -246,9 +246,9 @@ def finish_kernel(
     out_scale,  # []
     grad_x,  # [B, s], grad_stride
     rows,  # [B] float64
-    total,  # [] float64
+    value,  # [] float32
     grad_stride, batch, blocks, scale,
-    SLACK: tl.constexpr, NEED_X: tl.constexpr, SCALED: tl.constexpr, HAS_TOTAL: tl.constexpr,
+    SLACK: tl.constexpr, NEED_X: tl.constexpr, SCALED: tl.constexpr, HAS_VALUE: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """The blocks' sums, PARTS of them at a time, which meet in a fixed order. The last programs add the losses."""
@@ -276,9 +276,9 @@ def finish_kernel(
             mask = (block < blocks) & (row < batch)[None, :]
             losses += tl.load(row_sums + block.to(tl.int64) * batch + row[None, :], mask=mask, other=0.0).to(tl.float64)
         tl.store(rows + row, tl.sum(losses, 0), mask=row < batch)
-        if HAS_TOTAL and program == sums:
+        if HAS_VALUE and program == sums:
             whole = tl.zeros((PARTS, BLOCK), tl.float64)
             for start in range(0, blocks, PARTS * BLOCK):
                 block = start + part * BLOCK + tl.arange(0, BLOCK)[None, :]
                 whole += tl.load(totals + block, mask=block < blocks, other=0.0)
-            tl.store(total, tl.sum(tl.sum(whole, 0), 0))
+            tl.store(value, (tl.sum(tl.sum(whole, 0), 0) * scale).to(tl.float32))
