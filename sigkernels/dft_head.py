@@ -21,7 +21,7 @@ from .layer import Layer, LayerMeta
 from .linear_head import LinearHead
 from .prior import Prior, log_odds
 from .sharding import LabelShard
-from .validation import check_int, check_memory, check_number
+from .validation import check_int, check_number
 
 
 class DFTHead(Head):
@@ -89,7 +89,7 @@ class DFTHead(Head):
         dtype: torch.dtype | None = None,
     ) -> None:
         num_labels, k = check_dft(num_labels, k)
-        slack, codes = check_int("slack", slack, 0), check_codes(codes, num_labels)
+        slack, codes = validation.check_width("slack", slack, 0), check_codes(codes, num_labels)
         bias = validation.check_bool("bias", bias)
         super().__init__(in_features, num_labels, device_mesh, process_group, device, dtype)
         self.k, self.slack, self.codes = k, slack, codes
@@ -181,6 +181,10 @@ class DFTHead(Head):
     def from_spmlbl(cls, state_dict: Mapping[str, Tensor], k: int) -> DFTHead:
         """Loads a published layer: ``proj.weight [D, e]``, ``proj.bias [D]`` and ``Ws.weight [n, s]``."""
         k = check_int("k", k, 0)
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict must map names to tensors, got {type(state_dict).__name__}; pass layer.state_dict()"
+            )
         wanted = ("proj.weight", "proj.bias", "Ws.weight")
         missing = [key for key in wanted if key not in state_dict]
         if missing:
@@ -261,14 +265,14 @@ class DFTHead(Head):
         layer = Layer(self._own_rows("slack_weight"), self._own_rows("bias"), meta)
         return x, *validation.check_input(x, layer, "slack_weight")
 
-    def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         rows = self.num_labels if self.shard is None else self.shard.rows
         slack, bias = self._own_rows("slack_weight"), self._own_rows("bias")
         return present(slack_weight=(slack, (rows, self.slack)), bias=(bias, (rows,)))
 
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W = [W_dft | C | S]``, ``[n, 2k+1+codes+slack]``; the fixed parts are made in float64 and rounded once."""
-        return self._matrix(self._whole("slack_weight"), dtype)
+        return self._matrix(self.all_rows("slack_weight"), dtype)
 
     def _matrix(self, slack: Tensor, dtype: torch.dtype) -> Tensor:
         dft = dft_matrix(self.num_labels, self.k, dtype=dtype, device=slack.device)
@@ -276,7 +280,7 @@ class DFTHead(Head):
         return torch.cat([dft, codes, slack.to(dtype)], dim=1)
 
     def label_bias(self) -> Tensor | None:
-        return None if self.bias is None else self._whole("bias")
+        return None if self.bias is None else self.all_rows("bias")
 
     def _largest(self, values: Tensor) -> float:
         """The largest of this rank's labels' numbers, none of which is below 0, over all ranks; 0 for none."""
@@ -295,9 +299,7 @@ class DFTHead(Head):
         box = check_number("box", box)
         if box <= 0:
             raise ValueError(f"box must be positive, got {box}")
-        parts = {name: part.detach() for name, (part, _) in self._label_parameters().items()}
-        for name, part in parts.items():
-            check_memory(name, part)
+        parts = {name: part.detach() for name, part in self._checked_parameters().items()}
         learned = self._largest(parts["slack_weight"].to(torch.float64).square().sum(1))
         fixed = (2 * self.k + 1) / self.num_labels + (1.0 if self.codes else 0.0)  # squared norms of the rows
         max_norm, max_bias = math.sqrt(fixed + learned), self._largest(parts["bias"].abs()) if "bias" in parts else 0.0

@@ -48,8 +48,8 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         validation.check_dtype(dtype)
-        self.in_features = validation.check_int("in_features", in_features, 1)
-        self.num_labels = validation.check_int("num_labels", num_labels, 1)
+        self.in_features = validation.check_width("in_features", in_features, 1)
+        self.num_labels = validation.check_num_labels(num_labels)
         self.shard = label_shard(self.num_labels, device_mesh, process_group, device)
 
     def _made_with(self, device: Any, dtype: torch.dtype | None) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Head(nn.Module):
         """Logits of features by torch's own operators, with the whole classifier matrix in memory."""
         raise NotImplementedError
 
-    def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         """What has a row for each label, as the verbs use it (pruned, normalised or parametrized), and its shape."""
         raise NotImplementedError
 
@@ -125,20 +125,17 @@ class Head(nn.Module):
         parameter = getattr(self, name)
         return parameter if self.shard is None or parameter is None else self.shard.own(name, parameter)
 
-    def _whole(self, name: str) -> Tensor:
+    def all_rows(self, name: str) -> Tensor:
         """A parameter with a row for each label, of all labels: gathered where the head is sharded."""
-        if self.shard is None:
-            parameter = getattr(self, name).detach()
-            check_memory(name, parameter)
-            return parameter
-        return self.shard.gather(self._own_rows(name).detach(), 0)
+        own = self._checked_parameters()[name].detach()
+        return own if self.shard is None else self.shard.gather(own, 0)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Takes whole tensors, too, into a sharded head: of another number of ranks, or of one process."""
         shard = self.shard
         if shard is not None:
             state_dict = dict(state_dict)  # the caller's still belongs to the caller
-            for name in self._label_parameters():
+            for name in self.label_parameters():
                 whole = state_dict.get(prefix + name)
                 if whole is None or validation.is_distributed(whole):
                     continue
@@ -179,9 +176,15 @@ class Head(nn.Module):
                 f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
             )
         check_memory("h", h)
-        for name, (parameter, shape) in self._label_parameters().items():
+        self._checked_parameters()
+
+    def _checked_parameters(self) -> dict[str, Tensor]:
+        """What has a row for each label, of the shapes that this head was made for."""
+        parameters = self.label_parameters()
+        for name, (parameter, shape) in parameters.items():
             check_memory(f"the head's {name}", parameter)
             check_shape(name, parameter, shape)
+        return {name: parameter for name, (parameter, _) in parameters.items()}
 
     def _check_projection(self, proj: nn.Module, h: Tensor, width: int) -> None:
         if type(proj) is not nn.Linear or _is_recorded():  # LoRA, quantization or a parametrization took its place
@@ -190,6 +193,8 @@ class Head(nn.Module):
         check_shape("proj.weight", weight, (width, self.in_features))
         if bias is not None:
             check_shape("proj.bias", bias, (width,))
+        if h.device != weight.device and not weight.is_meta:  # meta: offloaded, and loaded when proj is called
+            raise ValueError(f"h is on {h.device} and proj.weight on {weight.device}; move both to one device")
         if h.dtype == weight.dtype:
             return
         wide = torch.float64 in (h.dtype, weight.dtype)
@@ -367,7 +372,7 @@ class Head(nn.Module):
         if self.shard is None:
             return own
         refuse_data_parallel(self)
-        whole = [getattr(self, name) for name in self._label_parameters()]
+        whole = [getattr(self, name) for name in self.label_parameters()]
         # What autocast has cast is a copy, which no optimizer has: refused there.
         return {
             name: part if part.dtype == rows.dtype else rows

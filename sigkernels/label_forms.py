@@ -14,18 +14,7 @@ import torch
 from torch import Tensor
 
 from .operator_dispatch import by_operator
-from .validation import check_int
-
-MAX_LABELS = 2**40  # beyond it, positions row·num_labels + label would overflow for batches that fit into memory
-
-
-def check_num_labels(num_labels: Any) -> int:
-    """``num_labels`` as an int in 1 … 2^40."""
-    num_labels = check_int("num_labels", num_labels, 1)
-    if num_labels > MAX_LABELS:
-        raise ValueError(f"num_labels must be at most 2^40 = {MAX_LABELS}, got {num_labels}")
-    return num_labels
-
+from .validation import check_int, check_num_labels, refuse_meta
 
 # -- compressed rows: their contract -------------------------------------------------------------------------------
 
@@ -162,6 +151,7 @@ def dense_to_rows(name: str, dense: Any) -> tuple[Tensor, Tensor, int]:
         raise ValueError(f"{name} must have shape [B, n], got {tuple(dense.shape)}; wrap one set as [[…]]")
     if dense.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {dense.layout}; use LabelSets.from_csr")
+    refuse_meta(name, dense)
     if dense.is_complex():
         raise TypeError(f"{name} must be bool, integer or floating point, got {dense.dtype}; take its real part")
     active = dense != 0
@@ -170,6 +160,18 @@ def dense_to_rows(name: str, dense: Any) -> tuple[Tensor, Tensor, int]:
         raise ValueError(_not_a_set(name, dense[row, label].item(), row, label))
     rows, indices = active.nonzero(as_tuple=True)
     return indices, offsets_of(rows, dense.shape[0]), check_num_labels(dense.shape[1])
+
+
+def as_csr(sets: Any) -> Any:
+    """A sparse torch tensor of any layout as CSR; others as they are."""
+    return sets.to_sparse_csr() if isinstance(sets, Tensor) and sets.layout is not torch.sparse_csr else sets
+
+
+def is_table(sets: Any) -> bool:
+    """Whether this is an array that is no collection of lists: numpy's, or a data frame."""
+    if isinstance(sets, np.ndarray):
+        return sets.dtype != object
+    return hasattr(sets, "to_numpy") and getattr(sets, "ndim", 0) == 2
 
 
 def csr_to_rows(name: str, matrix: Any) -> tuple[Tensor, Tensor, int]:
@@ -205,6 +207,7 @@ def _torch_csr(name: str, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             f"{name} must be a 2-D torch.sparse_csr tensor, got layout {matrix.layout}; "
             "call .to_sparse_csr(), or use from_dense"
         )
+    refuse_meta(name, matrix)
     if matrix.is_complex():
         raise TypeError(f"{name} must hold real numbers, got dtype {matrix.dtype}; take its real part")
     return matrix.col_indices().to(torch.int64), matrix.crow_indices().to(torch.int64), matrix.values()
@@ -212,14 +215,25 @@ def _torch_csr(name: str, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _scipy_csr(name: str, matrix: Any) -> tuple[Tensor, Tensor, Tensor]:
     try:
+        _check_scipy_format(matrix)
         csr = matrix.tocsr()
     except (ValueError, IndexError) as error:
-        raise ValueError(f"{name} is damaged, scipy cannot read it: {error}") from error
+        raise ValueError(f"{name} is damaged, scipy cannot read it: {error}; build it anew") from error
     if csr.dtype.kind not in "biuf":
         raise TypeError(f"{name} must hold real numbers, got dtype {csr.dtype}; call .real or .astype(float)")
     arrays = csr.indices.astype("int64"), csr.indptr.astype("int64"), csr.data.astype("float64")
     indices, offsets, values = (torch.from_numpy(array) for array in arrays)
     return indices, offsets, values
+
+
+def _check_scipy_format(matrix: Any) -> None:
+    """Refuses indices outside of the matrix, which scipy trusts when it converts: it would read and write beyond arrays."""
+    if matrix.format in ("csc", "bsr"):
+        matrix.check_format(full_check=True)
+    elif matrix.format == "coo":
+        for axis, (indices, size) in enumerate(zip(matrix.coords, matrix.shape, strict=True)):
+            if len(indices) != len(matrix.data) or (len(indices) and not 0 <= indices.min() <= indices.max() < size):
+                raise ValueError(f"its indices of axis {axis} are not {len(matrix.data)} numbers in 0 … {size - 1}")
 
 
 def index_tensor(key: np.ndarray) -> Tensor:
@@ -285,6 +299,12 @@ def split_samples(batch: Sequence[Any], key: str) -> tuple[list[Any], Any, list[
     A sample is a dict with its labels at ``key``, a tuple or list whose last entry is a label set, or a label set.
     """
     first = batch[0]
+    other = next((row for row, sample in enumerate(batch) if _kind(sample) is not _kind(first)), None)
+    if other is not None:
+        raise TypeError(
+            f"sample {other} is a {type(batch[other]).__name__} and sample 0 a {type(first).__name__}; give samples of one "
+            "form: dicts, tuples with the labels last, or label sets"
+        )
     if isinstance(first, Mapping):
         missing = next((row for row, sample in enumerate(batch) if key not in sample), None)
         if missing is not None:
@@ -300,3 +320,8 @@ def split_samples(batch: Sequence[Any], key: str) -> tuple[list[Any], Any, list[
             raise ValueError(f"sample {length} has {len(batch[length])} entries and sample 0 has {len(first)}")
         return [tuple(sample[:-1]) for sample in batch], tuple, [sample[-1] for sample in batch]
     return [], None, list(batch)
+
+
+def _kind(sample: Any) -> type:
+    """What tells the forms of samples apart."""
+    return next((kind for kind in (Mapping, tuple) if isinstance(sample, kind)), list)

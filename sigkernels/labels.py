@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from . import label_forms as forms
-from .label_forms import check_num_labels
 from .operator_dispatch import by_operator
+from .validation import check_num_labels, refuse_meta
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _PREVIEW_SETS, _PREVIEW_LABELS = 3, 6
@@ -173,8 +173,8 @@ class LabelSets:
             forms.check_values(name, *sets.checked(), sets.num_labels)  # from_sorted did not look at them
             result = sets
         elif hasattr(sets, "tocsr") or (isinstance(sets, Tensor) and sets.layout is not torch.strided):
-            result = cls.from_sorted(*forms.csr_to_rows(name, _as_csr(sets)))
-        elif isinstance(sets, Tensor) or _is_table(sets):
+            result = cls.from_sorted(*forms.csr_to_rows(name, forms.as_csr(sets)))
+        elif isinstance(sets, Tensor) or forms.is_table(sets):
             result = cls.from_sorted(*forms.dense_to_rows(name, sets))
         elif isinstance(sets, (str, bytes, Mapping)) or not isinstance(sets, Iterable):
             raise TypeError(
@@ -195,6 +195,8 @@ class LabelSets:
     @classmethod
     def cat(cls, parts: Iterable[LabelSets]) -> LabelSets:
         """The rows of all parts one after another; they must have one ``num_labels`` and one device."""
+        if not isinstance(parts, Iterable):
+            raise TypeError(f"parts must hold LabelSets, got {type(parts).__name__}; write cat([sets])")
         parts = list(parts)
         if not parts:
             raise ValueError("parts is empty, so num_labels is not known; use LabelSets.from_lists([], num_labels)")
@@ -220,6 +222,8 @@ class LabelSets:
     @classmethod
     def from_dense(cls, dense: Tensor | np.ndarray | Sequence[Sequence[float]]) -> LabelSets:
         """From a tensor or array ``[B, n]`` of zeros and ones (bool, integer or floating point)."""
+        if isinstance(dense, LabelSets):  # numpy would take its rows of labels for rows of zeros and ones
+            raise TypeError("dense must be a tensor or array [B, n], got LabelSets; they are label sets already")
         return cls.from_sorted(*forms.dense_to_rows("dense", dense))
 
     @classmethod
@@ -267,6 +271,8 @@ class LabelSets:
             raise TypeError(
                 f"device must be a torch.device or its name, got {device!r}; labels are int64 and keep that dtype"
             )
+        if torch.device(device).type != "meta":
+            refuse_meta("the tensor of these label sets", self._indices)
         return LabelSets.from_sorted(
             self.indices.to(device, non_blocking=non_blocking),
             self.offsets.to(device, non_blocking=non_blocking),
@@ -411,14 +417,3 @@ def _versions(indices: Tensor, offsets: Tensor) -> tuple[int, int] | None:
     if indices.is_inference() or offsets.is_inference():
         return None
     return indices._version, offsets._version
-
-
-def _as_csr(sets: Any) -> Any:
-    return sets.to_sparse_csr() if isinstance(sets, Tensor) and sets.layout is not torch.sparse_csr else sets
-
-
-def _is_table(sets: Any) -> bool:
-    """An array that is no collection of lists: numpy's, or a data frame."""
-    if isinstance(sets, np.ndarray):
-        return sets.dtype != object
-    return hasattr(sets, "to_numpy") and getattr(sets, "ndim", 0) == 2

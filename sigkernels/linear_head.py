@@ -13,7 +13,6 @@ from .head_base import Head, present
 from .layer import Layer, LayerMeta
 from .prior import Prior, log_odds
 from .sharding import LabelShard
-from .validation import check_int
 
 
 class LinearHead(Head):
@@ -56,7 +55,7 @@ class LinearHead(Head):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        bottleneck = None if bottleneck is None else check_int("bottleneck", bottleneck, 1)
+        bottleneck = None if bottleneck is None else validation.check_width("bottleneck", bottleneck, 1)
         has_bias = bottleneck is None if bias is None else validation.check_bool("bias", bias)
         super().__init__(in_features, num_labels, device_mesh, process_group, device, dtype)
         self.bottleneck = bottleneck
@@ -118,16 +117,16 @@ class LinearHead(Head):
         meta = LayerMeta(self.num_labels, -1, self.shard.start)
         return x, *validation.check_input(x, Layer(self._own_rows("weight"), self._own_rows("bias"), meta), "weight")
 
-    def _label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    def label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         rows, width = self.num_labels if self.shard is None else self.shard.rows, self.bottleneck or self.in_features
         return present(weight=(self._own_rows("weight"), (rows, width)), bias=(self._own_rows("bias"), (rows,)))
 
     def label_bias(self) -> Tensor | None:
-        return None if self.bias is None else self._whole("bias")
+        return None if self.bias is None else self.all_rows("bias")
 
     def weight_matrix(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """``W [n, d]``, a copy in ``dtype``."""
-        return self._whole("weight").to(dtype, copy=True)
+        return self.all_rows("weight").to(dtype, copy=True)
 
     def extra_repr(self) -> str:
         return (

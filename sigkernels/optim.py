@@ -54,7 +54,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if isinstance(params, nn.Module):
-            params = _label_parameters(params)
+            params = _parameters_of(params)
         elif isinstance(params, (str, dict)) or not isinstance(params, Iterable):
             raise TypeError(f"params must be a head, label parameters or groups of them, got {params!r}")
         self._stepped: set[Tensor] = set()  # since the last step()
@@ -371,8 +371,8 @@ def _distribute(own: Tensor, shape: torch.Size, like: Any) -> Tensor:
     return DTensor.from_local(own, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
-def _label_parameters(head: nn.Module) -> list[nn.Parameter]:
-    parameters = getattr(head, "_label_parameters", None)
+def _parameters_of(head: nn.Module) -> list[nn.Parameter]:
+    parameters = getattr(head, "label_parameters", None)
     if parameters is None:
         raise TypeError(f"params must be a head, label parameters or groups of them, got {type(head).__name__}")
     refuse_data_parallel(head)

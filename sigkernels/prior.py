@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .labels import LabelSets
-from .validation import check_number
+from .validation import check_number, refuse_meta
 
 Prior: TypeAlias = "LabelSets | Tensor | float | Any"  # label sets in any form that LabelSets.of takes
 _FORMS = "LabelSets of the training examples, a tensor of frequencies [n], or the labels that are active on average"
@@ -34,7 +34,7 @@ def log_odds(prior: Prior, num_labels: int, *, per_label: bool) -> Tensor | floa
         raise TypeError(f"prior must be {_FORMS}, got {prior!r}")
     dimensions = getattr(prior, "ndim", None)
     if isinstance(prior, LabelSets) or (dimensions != 1 and isinstance(prior, Iterable) and dimensions != 0):
-        return _of_sets(LabelSets.of(prior, num_labels), per_label)
+        return _of_sets(LabelSets.of(prior, num_labels, name="prior"), per_label)
     if dimensions == 1:
         frequencies = _check_frequencies(torch.as_tensor(prior), num_labels)
         return torch.logit(frequencies) if per_label else _logit(float(frequencies.mean()))
@@ -55,6 +55,7 @@ def _check_frequencies(prior: Any, num_labels: int) -> Tensor:
         raise ValueError(
             f"prior has shape {list(prior.shape)} for {num_labels} labels; give one frequency per label, or LabelSets"
         )
+    refuse_meta("prior", prior)
     frequencies = prior.detach().to("cpu", torch.float64)
     if not bool(((frequencies > 0) & (frequencies < 1)).all()):
         worst = frequencies[~((frequencies > 0) & (frequencies < 1))][0].item()

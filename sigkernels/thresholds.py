@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .labels import LabelSets
 from .operator_dispatch import by_operator
-from .validation import check_number
+from .validation import check_bool, check_number, refuse_meta
 
 _CHUNK_ELEMENTS = 2**22  # logits that are sorted at a time
 _REMEDY = "a threshold is a probability in [0, 1], or one for each label"
@@ -101,7 +101,7 @@ class Thresholds:
             default: the threshold of labels that are true in no row, for which no threshold is better than another.
             unknown: labels of each row that say nothing, in any form of label sets; they are left out.
         """
-        chunks = LogitChunks.of(logits)
+        chunks, per_label = LogitChunks.of(logits), check_bool("per_label", per_label)
         beta, default = check_number("beta", beta), _probability(check_number("default", default, _REMEDY), "default")
         if not beta > 0:
             raise ValueError(f"beta must be positive, got {beta}")
@@ -211,7 +211,10 @@ def log_odds_of_threshold(threshold: Any, num_labels: int, like: Any) -> float |
             f"threshold must be a probability or one for each of the {num_labels} labels, got {values.dtype} of shape "
             f"{list(values.shape)}"
         )
-    values = values.detach().to(getattr(like, "device", values.device), torch.float64)
+    device = getattr(like, "device", values.device)
+    if device.type != "meta":
+        refuse_meta("threshold", values)
+    values = values.detach().to(device, torch.float64)
     if not by_operator(values) and values.numel():
         low, high = (bound.item() for bound in torch.aminmax(values))
         _probability(low, "threshold")

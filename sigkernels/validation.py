@@ -21,17 +21,30 @@ from .operator_dispatch import by_operator
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CODES = (0, 16, 64, 256, 1024, 4096)
 REDUCTIONS = ("mean", "sum", "none")
+MAX_LABELS = 2**40  # beyond it, positions row·num_labels + label would overflow for batches that fit into memory
 _autocast = torch._C._is_any_autocast_enabled
 _PLAIN = (Tensor, Parameter)  # the types of tensors whose numbers nobody else looks after
 
 
-def check_int(name: str, value: Any, least: int | None = None) -> int:
+def check_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """``value`` as an int: Python's and numpy's integers and integer tensors of one entry pass, bools do not."""
     if type(value) is not int:  # the usual case first: torch.compile follows it
         value = _index(name, value)
     if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return value
+
+
+def check_num_labels(num_labels: Any) -> int:
+    """``num_labels`` as an int in 1 … 2^40."""
+    return check_int("num_labels", num_labels, 1, MAX_LABELS)
+
+
+def check_width(name: str, width: Any, least: int) -> int:
+    """A number of features or columns as an int."""
+    return check_int(name, width, least, MAX_LABELS)
 
 
 def _index(name: str, value: Any) -> int:
@@ -44,16 +57,17 @@ def _index(name: str, value: Any) -> int:
     raise TypeError(f"{name} must be a whole number, got {value!r}")
 
 
-def check_number(name: str, value: Any, remedy: str = "give a Python number") -> float:
+def check_number(name: str, value: Any, remedy: str = "") -> float:
     """``value`` as a finite number; numpy's and tensors ``[]`` pass, bools, strings, None and other tensors do not."""
+    remedy = f"; {remedy}" if remedy else ""
     if type(value) is not float and type(value) is not int:
         if isinstance(value, Tensor) and value.ndim == 0 and not value.requires_grad and not value.is_complex():
             value = value.item()
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{name} must be a number, got {value!r}; {remedy}")
+            raise TypeError(f"{name} must be a number, got {value!r}{remedy}")
         value = float(value)
     if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}; {remedy}")
+        raise ValueError(f"{name} must be finite, got {value}{remedy}")
     return value
 
 
@@ -74,7 +88,8 @@ def check_tau(tau: float) -> float:
 def check_memory(name: str, tensor: Tensor) -> None:
     """Refuses tensors whose numbers do not lie in one dense array of this process."""
     if tensor.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}; call {name}.to_dense()")
+        call = f"call {name}.to_dense()" if name.isidentifier() else "convert it with .to_dense()"
+        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}; {call}")
     if type(tensor) not in _PLAIN and is_distributed(tensor):
         raise TypeError(
             f"{name} is a {type(tensor).__name__}, sharded over processes, and the kernels read plain memory. Under FSDP2 "
@@ -82,6 +97,12 @@ def check_memory(name: str, tensor: Tensor) -> None:
             "unshard() of that module first; else pass full_tensor() or to_local(). "
             "DFTHead(…, device_mesh=…) shards labels over processes by itself"
         )
+
+
+def refuse_meta(name: str, tensor: Tensor) -> None:
+    """Refuses a tensor without numbers where its numbers are needed."""
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the meta device and holds no numbers; load or make them on a real device first")
 
 
 def is_distributed(tensor: Any) -> bool:
@@ -119,7 +140,7 @@ def check_m(m: int, num_labels: int) -> int:
 
 def check_dft(num_labels: int, k: int) -> tuple[int, int]:
     """Refuses an (n, k) for which a column of the DFT would vanish or repeat; returns both as plain ints."""
-    num_labels, k = check_int("num_labels", num_labels, 1), check_int("k", k, 0)
+    num_labels, k = check_num_labels(num_labels), check_int("k", k, 0)
     if 2 * k + 1 > num_labels:
         raise ValueError(
             f"k = {k} needs 2k+1 = {2 * k + 1} ≤ num_labels = {num_labels}: above that a DFT column vanishes or "
@@ -257,8 +278,11 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
     if targets.device != device:
         raise ValueError(f"targets are on {targets.device} and the input on {device}; use targets.to('{device}')")
     check_memory("targets", targets)
-    if targets.is_complex():
-        raise TypeError(f"dense targets must be bool, integer or floating point, got {targets.dtype}")
+    if targets.is_complex() or (targets.is_floating_point() and targets.dtype not in DTYPES):
+        raise TypeError(
+            f"dense targets must be bool, integer or floating point of 16 to 64 bits, got {targets.dtype}; convert them, "
+            "such as with targets.float()"
+        )
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError("targets require a gradient, which the fused loss does not give; pass targets.detach()")
     dense = targets.detach().reshape(leading.numel(), num_labels)

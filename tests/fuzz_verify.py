@@ -120,7 +120,7 @@ def forged_reports(rng: np.random.Generator, report: Report) -> list[Report]:
     verdicts = [Verdict.UNARGMAXABLE if v in YES else Verdict.ARGMAXABLE for v in report.verdicts]
     reverse.verdicts = np.array([*verdicts, None], dtype=object)[:-1]
     swapped.verdicts = reverse.verdicts
-    swapped._proof_of = np.roll(report._proof_of, int(rng.integers(0, len(report))))
+    swapped.proof_of = np.roll(report.proof_of, int(rng.integers(0, len(report))))
     swapped.radius_lo = np.where([v in YES for v in verdicts], report.question.tol, -np.inf)
     swapped.radius_hi = np.full(len(report), np.inf)
     finite = np.where(np.isfinite(report.radius_hi), np.abs(report.radius_hi), 1e300)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 import sigkernels as sk
@@ -27,6 +28,31 @@ def published(**changes):
 
 def tuned():
     return sk.Thresholds.tune(torch.zeros(1, 10), [[1]])
+
+
+def damaged(kind):
+    """A scipy matrix with an index outside, which scipy's own conversions follow beyond their arrays."""
+    matrix = scipy.sparse.eye(4, 5, format=kind)
+    if kind == "coo":
+        matrix.coords[1][1] = 10**9
+    else:
+        matrix.indptr[1] = 10**9
+    return matrix
+
+
+def resized(kind, **settings):
+    """A head whose label weights were replaced by those of 12 labels."""
+    made = kind(8, 10, **settings)
+    name = next(iter(made.label_parameters()))
+    setattr(made, name, torch.nn.Parameter(torch.zeros(12, getattr(made, name).shape[1])))
+    return made
+
+
+def fit(**settings):
+    return sk.MultiLabelClassifier(**settings).fit(X, Y)
+
+
+META = torch.zeros(10, device="meta")
 
 
 def broken():
@@ -56,6 +82,38 @@ def broken():
         (lambda: sk.TruncatedTopKEntropy(True), TypeError, "k must be a whole number, got True"),
         (lambda: sk.SigmoidF1(beta=NAN), ValueError, "beta must be finite, got nan"),
         (lambda: sk.SigmoidF1(eta="0"), TypeError, "eta must be a number, got '0'"),
+        (lambda: sk.BCE(pos_weight="3"), TypeError, "pos_weight must be a number, got '3'"),
+        (lambda: sk.Focal(weight=True), TypeError, "weight must be a number, got True"),
+        (lambda: sk.Poly1BCE(pos_weight="3"), TypeError, "pos_weight must be a number, got '3'"),
+        (lambda: sk.Asymmetric(detach_focus="no"), TypeError, "detach_focus must be True or False, got 'no'"),
+        (
+            lambda: head()(torch.zeros(2, 8), [[], []], sk.BCE(torch.ones(10).to_sparse())),
+            TypeError,
+            r"weight of BCE must be a dense tensor.*convert it with .to_dense\(\)",
+        ),
+        (
+            lambda: head()(torch.zeros(2, 8), torch.zeros(2, 10).to(torch.float8_e4m3fn)),
+            TypeError,
+            "dense targets must be .* of 16 to 64 bits, got torch.float8_e4m3fn",
+        ),
+        # label sets
+        (lambda: sk.LabelSets.of(damaged("csc")), ValueError, "label_sets is damaged, scipy cannot read it"),
+        (lambda: sk.LabelSets.from_csr(damaged("bsr")), ValueError, "matrix is damaged, scipy cannot read it"),
+        (lambda: sk.LabelSets.of(damaged("coo")), ValueError, r"its indices of axis 1 are not 4 numbers in 0 … 4"),
+        (lambda: sk.LabelSets.from_dense(sk.LabelSets.from_lists([[1]], 9)), TypeError, "got LabelSets"),
+        (lambda: sk.LabelSets.of(META[None]), ValueError, "label_sets is on the meta device"),
+        (lambda: sk.LabelSets.from_lists([[1]], 9).to("meta").to("cpu"), ValueError, "on the meta device"),
+        (lambda: sk.LabelSets.cat(None), TypeError, "parts must hold LabelSets, got NoneType"),
+        (
+            lambda: sk.LabelSets.collate_fn(9)([(1, [2]), {"x": 1}]),
+            TypeError,
+            "sample 1 is a dict and sample 0 a tuple",
+        ),
+        (
+            lambda: sk.LabelSets.collate_fn(9)([{"x": 1}, (1, [2])]),
+            TypeError,
+            "sample 1 is a tuple and sample 0 a dict",
+        ),
         # heads and the DFT
         (lambda: head().predict(torch.zeros(1, 8), None), TypeError, "threshold must be a number, got None"),
         (lambda: head().predict(torch.zeros(1, 8), NAN), ValueError, "threshold must be finite, got nan"),
@@ -89,16 +147,51 @@ def broken():
         (lambda: head(bias="yes"), TypeError, "bias must be True or False, got 'yes'"),
         (lambda: sk.DFTHead(8, 10, 2, bias=torch.ones(10)), TypeError, "bias must be True or False, got tensor"),
         (lambda: sk.DFTHead(8, 10, 2).guarantee(1, box=0), ValueError, "box must be positive, got 0"),
+        (lambda: sk.DFTHead(10**30, 10, 2), ValueError, f"in_features must be at most {2**40}, got 1000"),
+        (lambda: sk.DFTHead(8, 10**30, 2), ValueError, f"num_labels must be at most {2**40}, got 1000"),
+        (lambda: sk.DFTHead(8, 10, 2, 10**30), ValueError, f"slack must be at most {2**40}, got 1000"),
+        (lambda: sk.LinearHead(8, 10, 10**30), ValueError, f"bottleneck must be at most {2**40}, got 1000"),
+        (lambda: head(prior=META), ValueError, "prior is on the meta device"),
+        (lambda: head(prior=sk.LabelSets.from_lists([[1]], 9)), ValueError, "prior has num_labels = 9, but 10"),
+        (lambda: head().predict(torch.zeros(1, 8), META), ValueError, "threshold is on the meta device"),
+        (
+            lambda: sk.DFTHead(8, 10, 2)(torch.zeros(2, 8, device="meta")),
+            ValueError,
+            "h is on meta and proj.weight on cpu; move both to one device",
+        ),
+        (lambda: resized(sk.DFTHead, k=2, slack=3).weight_matrix(), ValueError, r"slack_weight has shape \[12, 3\]"),
+        (lambda: resized(sk.DFTHead, k=2, slack=3).guarantee(1), ValueError, r"slack_weight has shape \[12, 3\]"),
+        (lambda: resized(sk.DFTHead, k=2, slack=3).to_linear(), ValueError, r"slack_weight has shape \[12, 3\]"),
+        (lambda: sk.verify(resized(sk.DFTHead, k=2, slack=3), [[1]]), ValueError, r"made for \[10, 3\]"),
+        (lambda: sk.verify(resized(sk.LinearHead), [[1]]), ValueError, r"weight has shape \[12, 8\]"),
+        (lambda: sk.DFTHead.from_spmlbl(None, 2), TypeError, "state_dict must map names to tensors, got NoneType"),
         (lambda: broken().guarantee(1), ValueError, "the slack weights or biases hold NaN"),
         (lambda: sk.LabelSets.from_lists([[1]], 9)["a"], IndexError, "by integers or booleans, got 'a'"),
         (lambda: sk.LabelSets.from_lists([[1]], 9)[[0.5]], IndexError, r"by integers or booleans, got \[0.5\]"),
         (lambda: head().predict(torch.zeros(1, 8), tuned()), TypeError, "threshold=tuned.values"),
+        (
+            lambda: sk.Thresholds.tune(torch.zeros(1, 10), [[1]], per_label="no"),
+            TypeError,
+            "per_label must be True or False, got 'no'",
+        ),
+        # reports
+        (lambda: sk.verify_all(X, 1, exactly="no"), TypeError, "exactly must be True or False, got 'no'"),
+        (lambda: sk.verify_all(X, 1, witnesses=None), TypeError, "witnesses must be True or False, got None"),
+        (lambda: sk.verify(X, [[1]]).explain(0, ["a"]), ValueError, "one name for each of the 4 labels, got 1"),
+        (lambda: sk.Report.load(None), TypeError, "path must be that of a saved report, got None"),
+        (lambda: sk.verify(X, [[1]]).save("."), IsADirectoryError, "is a directory; name a file in it"),
+        (lambda: sk.verify(X, sk.LabelSets.from_lists([[1]], 4).to("meta")), ValueError, "on the meta device"),
         # metrics
         (lambda: metrics.F1Metrics(-1), ValueError, "num_labels must be at least 1, got -1"),
         (lambda: metrics.F1Metrics(2.5), TypeError, "num_labels must be a whole number, got 2.5"),
         (lambda: metrics.RankingMetrics(10, m=5), TypeError, r"m must hold the cut-offs.*got 5; write m=\(5,\)"),
         (lambda: metrics.RankingMetrics(10, m=(1.5,)), TypeError, "cut-off of m must be a whole number, got 1.5"),
         (lambda: metrics.RankingMetrics(2, m=(1,), propensity=[0.5, 0.5]), TypeError, "propensity must be .*got list"),
+        (
+            lambda: metrics.RankingMetrics(2, m=(1,), propensity=torch.tensor([0.5, NAN])),
+            ValueError,
+            r"propensity must lie in \(0, 1\], got nan for label 1",
+        ),
         (lambda: metrics.propensities([1, 2], 9), TypeError, "counts must be a tensor.*got list"),
         (lambda: metrics.MeanAveragePrecision(5, bins="a"), TypeError, "bins must be a whole number, got 'a'"),
         (lambda: metrics.MeanAveragePrecision(5, bound=0), ValueError, "bound must be positive, got 0"),
@@ -109,17 +202,24 @@ def broken():
             "values hold NaN",
         ),
         # the estimator
-        (lambda: sk.MultiLabelClassifier(epochs=1.5).fit(X, Y), TypeError, "epochs must be a whole number, got 1.5"),
+        (lambda: fit(epochs=1.5), TypeError, "epochs must be a whole number, got 1.5"),
         (
-            lambda: sk.MultiLabelClassifier(random_state=-1).fit(X, Y),
+            lambda: fit(random_state=-1),
             ValueError,
             "random_state must be at least 0, got -1",
         ),
-        (lambda: sk.MultiLabelClassifier(batch_size=2.5).fit(X, Y), TypeError, "batch_size must be .*got 2.5"),
-        (lambda: sk.MultiLabelClassifier(learning_rate="a").fit(X, Y), TypeError, "learning_rate must be .*got 'a'"),
-        (lambda: sk.MultiLabelClassifier(weight_decay=-1).fit(X, Y), ValueError, "weight_decay must be .*got -1"),
-        (lambda: sk.MultiLabelClassifier(hidden=0).fit(X, Y), ValueError, "hidden must be at least 1, got 0"),
-        (lambda: sk.MultiLabelClassifier(threshold=None).fit(X, Y), TypeError, "threshold must be .*got None"),
+        (lambda: fit(batch_size=2.5), TypeError, "batch_size must be .*got 2.5"),
+        (lambda: fit(learning_rate="a"), TypeError, "learning_rate must be .*got 'a'"),
+        (lambda: fit(weight_decay=-1), ValueError, "weight_decay must be .*got -1"),
+        (lambda: fit(hidden=0), ValueError, "hidden must be at least 1, got 0"),
+        (lambda: fit(threshold=None), TypeError, "threshold must be .*got None"),
+        (lambda: fit(verbose="yes"), TypeError, "verbose must be True or False, got 'yes'"),
+        (lambda: fit(early_stopping="no"), TypeError, "early_stopping must be True or False, got 'no'"),
+        (
+            lambda: sk.MultiLabelClassifier().fit(X, np.zeros(4)),
+            ValueError,
+            r"y holds only one class, 0\.0; a classifier",
+        ),
         (lambda: sk.suggest(sk.LabelSets.from_lists([[1]], 9), sample=1.5), TypeError, "sample must be .*got 1.5"),
     ],
 )

@@ -337,7 +337,7 @@ def test_the_operator_is_registered_soundly():
         (lambda: LabelSets.from_dense(torch.tensor([[0, 0.5]])), ValueError, "dense holds 0.5 at row 0, label 1"),
         (lambda: LabelSets.from_dense(torch.tensor([[float("nan")]])), ValueError, "dense holds nan"),
         (lambda: LabelSets.from_csr(torch.zeros(2, 2)), ValueError, "use from_dense"),
-        (lambda: LabelSets.from_lists([[0]], 2**41), ValueError, "num_labels must be at most 2.40"),
+        (lambda: LabelSets.from_lists([[0]], 2**41), ValueError, "num_labels must be at most 1099511627776, got"),
         (lambda: LabelSets.from_csr(damaged(indptr=[0, 5, 1])), ValueError, "row pointers of matrix must go from 0"),
         (lambda: LabelSets.from_csr(damaged(indptr=[0, 3, 2])), ValueError, "must not decrease, but row 1 ends"),
         (lambda: LabelSets.from_csr(damaged(indices=[0, 7])), ValueError, "label 7 in row 1 is out of range"),

@@ -127,7 +127,7 @@ FUSED = {
 
 def updated(head: sk.Head, opt: sk.optim.FusedOptimizer, **given) -> list[torch.Tensor]:
     """Steps inside the loss: the losses, the gradients of h, all label weights and what the optimizer keeps of them."""
-    found, dtype = [], head._own_rows(next(iter(head._label_parameters()))).dtype
+    found, dtype = [], head._own_rows(next(iter(head.label_parameters()))).dtype
     for step in range(3):
         x, sets = batch(step, head.num_labels)
         h = x.to(dtype).requires_grad_()
@@ -200,9 +200,9 @@ def _worker(rank: int, folder, world: int) -> None:
             torch.manual_seed(0)
             head = make(n, process_group=torch.distributed.group.WORLD)
             size = -(-n // world)
-            assert len(
-                head._own_rows("bias" if head.bias is not None else next(iter(head._label_parameters())))
-            ) == len(range(n)[rank * size : (rank + 1) * size])
+            assert len(head._own_rows("bias" if head.bias is not None else next(iter(head.label_parameters())))) == len(
+                range(n)[rank * size : (rank + 1) * size]
+            )
             out[f"verbs {name} {n}"] = verbs(head, batch(0, n)[0])
             out[f"verified {name} {n}"] = verified(head)
     with pytest.raises(ValueError, match=r"formula of Softmax needs all logits of a row .* on \d ranks; use LMLNLL"):

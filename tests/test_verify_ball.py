@@ -233,10 +233,10 @@ def vectors(certificate):
 
 
 def with_certificate(report, i, **changes):
-    whole = report._certificates[i]
+    whole = report.certificates[i]
     part = vectors(whole)
     forged = replace(part, **changes)
-    report._certificates[i] = forged if part is whole else replace(whole, bounds=forged)
+    report.certificates[i] = forged if part is whole else replace(whole, bounds=forged)
 
 
 def test_bounds_that_the_vectors_do_not_give_are_refused(closed_report):
@@ -250,7 +250,7 @@ def test_bounds_that_the_vectors_do_not_give_are_refused(closed_report):
 
 
 def test_forged_vectors_are_refused(closed_report):
-    originals = list(closed_report._certificates)
+    originals = list(closed_report.certificates)
     part = vectors(originals[0])
     other = originals[1].witness
     rng = np.random.default_rng(0)
@@ -265,14 +265,14 @@ def test_forged_vectors_are_refused(closed_report):
     ):
         with_certificate(closed_report, 0, **forged)
         assert not closed_report.check().ok[0]
-        closed_report._certificates[:] = originals
+        closed_report.certificates[:] = originals
     bounds = originals[0].bounds
     swapped = replace(originals[0], witness=other, bounds=None if bounds is None else replace(bounds, witness=other))
-    closed_report._certificates[0] = swapped
+    closed_report.certificates[0] = swapped
     assert not closed_report.check().ok[0]
     longer = originals[0].witness * 2.0  # a longer input proves no more: it is measured in the ball
     moved = None if bounds is None or bounds.witness is None else replace(bounds, witness=bounds.witness * 2.0)
-    closed_report._certificates[0] = replace(originals[0], witness=longer, bounds=moved or bounds)
+    closed_report.certificates[0] = replace(originals[0], witness=longer, bounds=moved or bounds)
     closed_report.radius_lo[0] *= 1.5
     assert not closed_report.check().ok[0]
 
@@ -300,7 +300,7 @@ def test_a_proof_holds_for_its_own_ball_rule_and_domain_alone():
 def test_exact_points_are_measured_exactly():
     report = verify(np.eye(2), [[0, 1]], ball="l2", radius=True)
     half = np.array([Fraction(1), Fraction(1)], dtype=object)  # of length √2
-    report._certificates[0] = Certificate("witness", witness=half)
+    report.certificates[0] = Certificate("witness", witness=half)
     report.radius_hi[0], report.radius_lo[0] = 1.1, 0.5**0.5 * (1 - 1e-8)
     assert report.check()
     report.radius_lo[0] = 0.5**0.5 * (1 + 1e-8)

@@ -62,7 +62,7 @@ def test_proofs_beyond_the_memory_limit_lie_in_a_file_and_are_checked_from_there
     monkeypatch.setattr(all_classes, "BLOCK", 7)
     monkeypatch.setattr(certificate_store, "IN_MEMORY", 100)
     report = sk.verify_classes(matrix)
-    store = report._certificates
+    store = report.certificates
     assert isinstance(store, certificate_store.CertificateStore) and store._file._rolled and len(store) == 40
     assert (
         report.check() and store[39].kind in ("witness", "gordan") and len(store._read[1]) == 5
@@ -81,10 +81,10 @@ def test_exact_certificates_and_bounds_survive_the_store(matrix):
     W = np.array([[1.0, 2.0**-40], [1.0, -(2.0**-40)], [-1.0, 0.0]])
     report = verify(W, [[0], [1], [0, 1], [2]], radius=True)
     store = certificate_store.CertificateStore()
-    store.add(report._certificates[:2])
+    store.add(report.certificates[:2])
     store.add([])
-    store.add(report._certificates[2:])
-    report._certificates = store
+    store.add(report.certificates[2:])
+    report.certificates = store
     assert len(store) == 4 and report.check() and list(store)[3].kind == store[-1].kind
 
 
@@ -92,12 +92,12 @@ def test_a_forged_proof_in_the_store_is_rejected(matrix):
     report = sk.verify_classes(matrix)
     forged = copy.deepcopy(report)
     i = int(np.flatnonzero(report.verdicts == "ARGMAXABLE")[0])
-    forged._certificates[i].witness[:] *= -1
+    forged.certificates[i].witness[:] *= -1
     assert not forged.check().ok[i] and report.check()
 
 
 def test_a_report_that_goes_closes_its_file():
     report = sk.verify_classes(np.eye(4))
-    file = report._certificates._file
+    file = report.certificates._file
     del report
     assert file.closed

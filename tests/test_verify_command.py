@@ -120,6 +120,8 @@ def test_a_bias_beside_the_matrix_is_used(files, capsys):
     assert call(files / "affine.npz", files / "both.txt") == 0
     assert call(files / "affine.npz", files / "both.txt", "--no-bias") == 1
     assert call(files / "affine.npz", files / "both.txt", "--bias", "bias") == 0
+    assert call(files / "affine.npz", files / "both.txt", "--bias", "bias", "--no-bias") == 2
+    assert "--bias bias and --no-bias contradict each other" in capsys.readouterr().err
 
 
 def test_dft_heads_by_their_slack(files):
@@ -376,7 +378,7 @@ def test_nor_the_names_nor_the_thresholds(files, capsys, option, given, text):
     assert (files / "given.txt").read_text() == text
 
 
-@pytest.mark.parametrize("out", ("missing/report.npz", "."))
+@pytest.mark.parametrize("out", ("missing/report.npz", ".", "/proc/report.npz"))  # no file can be made in /proc
 def test_a_report_that_cannot_be_written_is_refused_before_the_proving(files, capsys, monkeypatch, out):
     monkeypatch.setattr(
         importlib.import_module("sigkernels.verify.pipeline"), "verify", lambda *a, **k: pytest.fail("proved first")

@@ -124,7 +124,7 @@ def test_sets_over_other_labels_do_not_check():
 
 def test_fractions_of_many_digits_survive_a_file(report, tmp_path):
     many = np.array([Fraction(v) * Fraction(7**6000 + 1, 7**6000) for v in report.witness(0)], dtype=object)
-    report._certificates[report._proof_of[0]] = Certificate("witness", witness=many)
+    report.certificates[report.proof_of[0]] = Certificate("witness", witness=many)
     report.radius_lo[0] = 0.0
     report.save(tmp_path / "r.npz")
     loaded = Report.load(tmp_path / "r.npz")
@@ -157,10 +157,10 @@ def test_malformed_certificates_are_rejected(report):
         (3, Certificate("alternation", support=["a"])),
         (3, Certificate("alternation", support=np.array(3))),
     ):
-        report._certificates[report._proof_of[line]] = forged
+        report.certificates[report.proof_of[line]] = forged
         result = report.check()
         assert not result.ok[line], forged
-    report._proof_of[0] = 99
+    report.proof_of[0] = 99
     assert not report.check().ok[0]
 
 
@@ -186,7 +186,7 @@ def test_lines_are_counted_from_the_end_too():
 
 def test_a_witness_made_from_roots_is_that_of_its_own_set():
     report = verify(sk.DFTHead(21, 400, 10), [[3, 200], [10, 90, 91], [7, 8, 350]])
-    report._certificates = [roots_certificate(report.sets[i], 400) for i in range(3)]
+    report.certificates = [roots_certificate(report.sets[i], 400) for i in range(3)]
     for i in (-1, -2, -3):
         logits = report.question.logits(report.witness(i)[None, :])[0]
         assert np.flatnonzero(logits > 0).tolist() == report.sets[i].tolist()

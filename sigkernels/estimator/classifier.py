@@ -15,7 +15,7 @@ from ..labels import LabelSets
 from ..linear_head import LinearHead
 from ..losses import BCE, ConfusionLoss, Loss
 from ..suggest import suggest_codes, suggest_k, suggest_slack
-from ..validation import check_int, check_number
+from ..validation import check_bool, check_int, check_number
 from .base import BaseEstimator, ClassifierMixin
 from .examples import Examples, check_fraction, check_threshold
 from .features import Features, sample_weights
@@ -245,6 +245,9 @@ class MultiLabelClassifier(Predictor, ClassifierMixin, BaseEstimator):
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        check_bool("early_stopping", self.early_stopping)
+        if not isinstance(self.verbose, (bool, int, np.bool_, np.integer)):
+            raise TypeError(f"verbose must be True or False, got {self.verbose!r}")
         check_threshold(self.threshold)
         check_fraction(self.validation_fraction)
 

@@ -180,7 +180,9 @@ class LabelCoder:
         self.kind, self.like = first.kind, first.like
         found = first.classes() if classes is None else check_classes_argument(classes, first)
         if self.kind == "classes" and len(found) < 2:
-            raise ValueError(f"y holds only one class, {found[0]!r}; a classifier needs at least two classes")
+            raise ValueError(
+                f"y holds only one class, {found[:1].tolist()[0]!r}; a classifier needs at least two classes"
+            )
         if len(found) == 0:
             raise ValueError("y holds no name in any row: there is nothing to predict")
         self.classes: np.ndarray = found

@@ -13,12 +13,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..validation import check_bool
 from .base import ElementwiseLoss
 from .kernel_params import ASYMMETRIC_KIND, BCE_KIND, FOCAL_KIND, ElementwiseParams
 
 
+class _Weighted(ElementwiseLoss):
+    """A loss with a factor for each label, and one for its positive part."""
+
+    weight: float | Tensor | None
+    pos_weight: float | Tensor | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._take_numbers(
+            *(name for name in ("weight", "pos_weight") if not isinstance(getattr(self, name), (Tensor, type(None))))
+        )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class BCE(ElementwiseLoss):
+class BCE(_Weighted):
     """Binary cross-entropy on logits, ``w·(pw·y·softplus(-z) + (1-y)·softplus(z))``, as torch has it.
 
     Args:
@@ -79,7 +93,7 @@ class BCE(ElementwiseLoss):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Poly1BCE(ElementwiseLoss):
+class Poly1BCE(_Weighted):
     """Binary cross-entropy with another first coefficient of its polynomial, ``BCE + ε₁(1-p_t)`` (PolyLoss, Leng et al. 2022).
 
     Args:
@@ -120,11 +134,8 @@ class Poly1BCE(ElementwiseLoss):
         return f + self.epsilon * (up * q + down * p), g + self.epsilon * (down - up) * p * q
 
 
-class _TwoSided(ElementwiseLoss):
+class _TwoSided(_Weighted):
     """A loss given by its positive and its negative side."""
-
-    weight: float | Tensor | None
-    pos_weight: float | Tensor | None
 
     def _sides(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """P(z) and N(z), differentiable."""
@@ -260,7 +271,7 @@ class Asymmetric(_TwoSided):
         self._take_numbers("gamma_neg", "gamma_pos", "clip", "eps")
         _check_exponent("gamma_neg", self.gamma_neg)
         _check_exponent("gamma_pos", self.gamma_pos)
-        object.__setattr__(self, "detach_focus", bool(self.detach_focus))
+        object.__setattr__(self, "detach_focus", check_bool("detach_focus", self.detach_focus))
         if not 0.0 <= self.clip < 1.0:
             raise ValueError(f"clip is a probability margin and must lie in [0, 1), got {self.clip}")
         if not 0.0 < self.eps < 1.0:

@@ -80,8 +80,13 @@ class RankingMetrics(Accumulator):
                 )
             if propensity.shape != (num_labels,):
                 raise ValueError(f"propensity must have shape [{num_labels}], got {tuple(propensity.shape)}")
-            if not bool(((propensity > 0) & (propensity <= 1)).all()):
-                raise ValueError("propensity must lie in (0, 1]; metrics.propensities makes them from label counts")
+            bad = ~((propensity > 0) & (propensity <= 1))  # true for NaN, too
+            if bool(bad.any()):
+                label = int(bad.nonzero()[0])
+                raise ValueError(
+                    f"propensity must lie in (0, 1], got {propensity[label].item()} for label {label}; "
+                    "metrics.propensities makes them from label counts"
+                )
         self.propensity = propensity
         names = ["P", "R", "nDCG"] + (["PSP", "PSP_best"] if propensity is not None else [])
         zeros = {name: torch.zeros(len(self.m), dtype=torch.float64) for name in names}

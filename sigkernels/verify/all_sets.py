@@ -13,7 +13,7 @@ import torch
 from numpy import ndarray
 
 from ..labels import LabelSets
-from ..validation import check_int
+from ..validation import check_bool, check_int
 from .all_sets_report import AllSetsReport
 from .certificate import Verdict
 from .closed_groups import Group, closed_groups, count_runs, sets_with_runs
@@ -74,6 +74,7 @@ def verify_all(
         2
     """
     device = check_resources(device, executor, radius)
+    exactly, witnesses = check_bool("exactly", exactly), check_bool("witnesses", witnesses)
     question, notes = as_question(
         head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain, ball
     )

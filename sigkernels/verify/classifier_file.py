@@ -74,6 +74,8 @@ def load_classifier(
     these are the slack columns of a DFT head, where the file does not say so itself. An array that may be a bias and
     is not used is refused: it would be another classifier.
     """
+    if no_bias and bias is not None:
+        raise BadFile(f"--bias {bias} and --no-bias contradict each other: leave one of them out")
     arrays = read_arrays(existing_file(path))
     key = _which_matrix(path, arrays, weight)
     shape = tuple(arrays[key].shape)

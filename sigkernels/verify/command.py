@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -228,8 +229,13 @@ def _writable(option: str, path: str, inputs: tuple[str, ...]) -> Path:
         raise BadFile(f"{option} {path}: is a directory; name a file in it")
     if not out.absolute().parent.is_dir():
         raise BadFile(f"{option} {path}: there is no directory {out.parent}")
-    if not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
+    if out.exists() and not os.access(out, os.W_OK):
         raise BadFile(f"{option} {path}: may not be written")
+    try:  # the result is made in a file beside it
+        with tempfile.TemporaryFile(dir=out.absolute().parent):
+            pass
+    except OSError as error:
+        raise BadFile(f"{option} {path}: nothing can be written to {out.absolute().parent}: {error.strerror}") from None
     for name in inputs:
         if out.exists() and Path(name).exists() and out.samefile(name):
             raise BadFile(f"{option} {path}: is an input of this command and would be overwritten; choose another name")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Verdict
+from .label_names import check_names
 
 if TYPE_CHECKING:
     from .question import Question
@@ -20,6 +21,7 @@ _SHOWN = 12  # labels of a list
 def explain(report: Report, i: int, names: Sequence[str] | None = None) -> str:
     """What proves line i, in a few sentences; ``names [n]`` replace the numbers of the labels."""
     certificate, verdict, question = report.certificate(i), report.verdicts[i], report.question
+    names = check_names(names, question.labels)
     active = report.sets[i].numpy()
     lo, hi = float(report.radius_lo[i]), float(report.radius_hi[i])
     if certificate.kind == "gordan" and certificate.support is not None:

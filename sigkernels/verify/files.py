@@ -37,6 +37,8 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
     """Write named arrays as ``.npz``, whole or not at all."""
     # Under another name until it is complete: what was there before is not lost to a full disk.
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: is a directory; name a file in it")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it first")

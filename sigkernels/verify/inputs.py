@@ -116,7 +116,9 @@ def as_question(
 
 def _label_weights(layer: Any, name: str) -> torch.Tensor:
     """A layer's own weights; those of a head whose labels are sharded are gathered, on every rank."""
-    return layer._whole(name) if getattr(layer, "shard", None) is not None else getattr(layer, name)
+    if not isinstance(layer, Head) or (layer.shard is None and is_distributed(getattr(layer, name))):
+        return getattr(layer, name)
+    return layer.all_rows(name)
 
 
 def _is_our_estimator(classifier: Any) -> bool:

@@ -88,5 +88,7 @@ def _text_sets(file: Path) -> list[list[int]]:
         try:
             sets.append([int(w) for w in words if ":" not in w])
         except ValueError:
-            raise BadFile(f"{file}, line {number}: {line.strip()[:60]!r} is not a list of label numbers") from None
+            raise BadFile(
+                f"{file}, line {number}: {line.strip()[:60]!r} is not a list of label numbers; a line is one set, its labels separated by commas or spaces"
+            ) from None
     return sets

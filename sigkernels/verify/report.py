@@ -88,6 +88,7 @@ class Report:
         radius_lo, radius_hi: ``[m]`` float64, proved bounds on the radius of each set: a distance between inputs, for
             centres in the ball that ``question.ball`` names.
         stages: one ``StageReport`` per stage of the pipeline.
+        certificates, proof_of: the proofs, and ``[m]`` which of them is that of each set.
         stage: ``[m]`` which stage gave the final proof.
         notes: how the classifier was read, and what could not be done.
         names: one name for each label, for output in words, or None.
@@ -105,6 +106,8 @@ class Report:
     verdicts: ndarray
     radius_lo: ndarray
     radius_hi: ndarray
+    certificates: Sequence[Certificate]
+    proof_of: ndarray
     stage: ndarray
     stages: list[StageReport]
     notes: list[str]
@@ -125,7 +128,7 @@ class Report:
     ):
         self.question, self.sets = question, sets
         self.verdicts, self.radius_lo, self.radius_hi = verdicts, radius_lo, radius_hi
-        self._certificates, self._proof_of = certificates, proof_of
+        self.certificates, self.proof_of = certificates, proof_of
         self.stage, self.stages, self.notes = stage, stages, notes
 
     @classmethod
@@ -169,7 +172,7 @@ class Report:
 
     def certificate(self, i: int) -> Certificate:
         """What proves line i."""
-        return self._certificates[int(self._proof_of[self._line(i)])]
+        return self.certificates[int(self.proof_of[self._line(i)])]
 
     def witness(self, i: int) -> ndarray | None:
         """An input x ``[d]`` that predicts set i, or None when none is known.
@@ -213,11 +216,11 @@ class Report:
         replaces that of the report. The rule and its threshold are the report's.
         """
         question = self.question_of(head_or_matrix, bias)
-        columns = (self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self.stage)
+        columns = (self.verdicts, self.radius_lo, self.radius_hi, self.proof_of, self.stage)
         if any(len(column) != len(self.sets) for column in columns):
             raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
         sets = question.with_domain(active_labels(self.sets))
-        lines = Lines(sets, self.verdicts, self.radius_lo, self.radius_hi, self._proof_of, self._certificates)
+        lines = Lines(sets, self.verdicts, self.radius_lo, self.radius_hi, self.proof_of, self.certificates)
         with one_blas_thread():
             reasons = rejections(question, lines)
         failures = [(i, reason) for i, reason in enumerate(reasons) if reason]

@@ -49,8 +49,8 @@ class ReportBlocks:
             report = _lines(report, np.flatnonzero(~possible))
         if not len(report):
             return
-        proof_of = report._proof_of + len(self._certificates)
-        self._certificates.add(report._certificates)
+        proof_of = report.proof_of + len(self._certificates)
+        self._certificates.add(report.certificates)
         self._sets.append(report.sets)
         self._columns.append((report.verdicts, report.radius_lo, report.radius_hi, proof_of, report.stage))
 

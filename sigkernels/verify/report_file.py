@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -35,9 +36,9 @@ def save_report(report: Report, path: str | Path, matrix: bool) -> None:
         "verdicts": np.array([str(v) for v in report.verdicts], dtype="U12"),
         "radius_lo": report.radius_lo,
         "radius_hi": report.radius_hi,
-        "proof_of": report._proof_of,
+        "proof_of": report.proof_of,
         "stage": np.array([str(v) for v in report.stage], dtype="U16"),
-        **pack_certificates(report._certificates),
+        **pack_certificates(report.certificates),
     }
     p = report.question
     if matrix:
@@ -153,6 +154,8 @@ def _unusable(path: str | Path, error: Exception) -> ValueError:
 
 def _arrays(path: str | Path) -> dict[str, ndarray]:
     """The arrays of an ``.npz`` file."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be that of a saved report, got {path!r}")
     try:
         zipfile.ZipFile(path).close()  # numpy takes other files for pickles
         with np.load(path, allow_pickle=False) as file:
