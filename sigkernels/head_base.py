@@ -401,7 +401,12 @@ class Head(nn.Module):
 
 def _is_recorded() -> bool:
     """Whether torch.jit.trace or torch.onnx.export watches, which know torch's own operators only."""
-    return torch.jit.is_tracing() or (torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export())
+    return torch.jit.is_tracing() or (torch.compiler.is_exporting() and _is_for_onnx())
+
+
+@torch.compiler.assume_constant_result  # dynamo takes it to be False, and torch.onnx.export tries it after another way
+def _is_for_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
 
 
 def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sigkernels as sk
-from sigkernels.ops.double_backward import DOUBLE_BACKWARD
+from sigkernels.ops.missing_derivatives import DOUBLE_BACKWARD
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 REDUCTIONS = ["mean", "sum", "none"]

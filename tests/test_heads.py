@@ -200,6 +200,23 @@ def test_exports_to_onnx(make, tmp_path):
     torch.testing.assert_close(torch.from_numpy(logits), head(other), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("verb", ("loss", "topk"))
+def test_what_onnx_cannot_hold_says_what_to_export(verb):
+    pytest.importorskip("onnxscript")
+    calls = {"loss": lambda head, h: head(h, torch.zeros(2, 40)), "topk": lambda head, h: head.topk(h, 3)}
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = sk.LinearHead(6, 40)
+
+        def forward(self, h):
+            return calls[verb](self.head, h)
+
+    with pytest.raises(RuntimeError, match="take the loss, topk or predict from the logits"):
+        torch.onnx.export(Model().eval(), (torch.randn(2, 6),), dynamo=True, verbose=False)
+
+
 def test_plain_layers_give_the_same_logits(make):
     head, h = make(dtype=torch.float64).eval(), torch.randn(3, 24, dtype=torch.float64)
     plain = head.to_linear()

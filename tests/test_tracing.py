@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sigkernels as sk
 from sigkernels.layer import LayerMeta
-from sigkernels.ops.double_backward import DOUBLE_BACKWARD
 from sigkernels.ops.logits import logits_adjoint_operator
+from sigkernels.ops.missing_derivatives import DOUBLE_BACKWARD
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

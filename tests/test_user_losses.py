@@ -185,7 +185,7 @@ def test_no_array_of_all_logits():
 def test_a_forced_kernel_refuses_it_by_name(loss):
     p = problem(60, 4, 5, 7)
     for name in set(sk.available_backends()) - {"torch"}:
-        with sk.backend(name), pytest.raises(RuntimeError, match=f"no kernel for {type(loss).__name__}"):
+        with sk.backend(name), pytest.raises(RuntimeError, match=rf"no kernel for .*\b{type(loss).__name__}; it has"):
             public_loss(p, p.targets, loss, "mean")
 
 

@@ -28,8 +28,8 @@ from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..losses import LMLNLL, ColumnLoss, ElementwiseLoss, Loss, RankedRowLoss, SmoothTopKSVM
 from ..sharding import LabelShard
-from .double_backward import refuse_double_backward
 from .lml import nll_rows_and_grad_
+from .missing_derivatives import refuse_double_backward, refuse_forward_mode
 from .row_loss import Entries, entries, reduce_rows
 from .smooth_topk_svm import svm_rows_and_grad_
 from .targets import from_target_tensors, target_tensors
@@ -207,6 +207,8 @@ def _rows_and_grad_(
 
 class FusedLoss(torch.autograd.Function):
     """The loss of a call whose gradients are recorded. What it costs counts: small layers take some 50 µs in all."""
+
+    jvp: Callable[..., Any] = staticmethod(refuse_forward_mode)
 
     @staticmethod
     def forward(ctx: Any, spec: Spec, targets: LabelSets | Tensor, *inputs: Tensor | None) -> Tensor:  # type: ignore[override]

@@ -23,7 +23,7 @@ from ..losses import ElementwiseLoss
 from ..operator_dispatch import by_operator
 from ..partial_labels import PartialTargets
 from ..sharding import LabelShard
-from .double_backward import refuse_double_backward
+from .missing_derivatives import refuse_double_backward
 from .targets import target_tensors
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import backends
 from ..layer import Layer, LayerMeta
 from ..operator_dispatch import by_operator
+from .missing_derivatives import refuse_forward_mode
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:
@@ -66,6 +67,8 @@ def _adjoint_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
 
 class Logits(torch.autograd.Function):
     """The eager path."""
+
+    jvp: Callable[..., Any] = staticmethod(refuse_forward_mode)
 
     forward: Callable[..., Any] = staticmethod(_logits)
     setup_context: Callable[..., Any] = staticmethod(_setup_context)

@@ -16,7 +16,7 @@ from ..backends.interface import Backend, LossCall, accumulate_dtype, gradient_d
 from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, Loss
 from ..partial_labels import PartialTargets
-from .double_backward import refuse_double_backward
+from .missing_derivatives import refuse_double_backward
 from .targets import from_target_tensors, target_tensors
 
 _ARRAYS, _LEARNED = 7, 3  # x, weight, bias, indices, offsets, dense, unknown; the first three take gradients

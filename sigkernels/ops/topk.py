@@ -17,6 +17,7 @@ from .. import backends
 from ..codes import code_rows
 from ..layer import Layer, LayerMeta
 from ..operator_dispatch import by_operator
+from .missing_derivatives import refuse_forward_mode
 
 
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
@@ -45,6 +46,8 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
 
 class TopK(torch.autograd.Function):
     """The eager path."""
+
+    jvp: Callable[..., Any] = staticmethod(refuse_forward_mode)
 
     forward: Callable[..., Any] = staticmethod(_topk)
     setup_context: Callable[..., Any] = staticmethod(_setup_context)

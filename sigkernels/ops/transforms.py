@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..losses import ElementwiseLoss
-from .double_backward import refuse_double_backward
 from .fused_loss import LEARNED, NO_NEEDS, Arrays, Gradients, Spec, evaluate
+from .missing_derivatives import refuse_double_backward, refuse_forward_mode
 from .targets import from_target_tensors
 
 _X, _DENSE = 0, 7  # among the arrays: what a mapped dimension may be folded into
@@ -22,6 +22,8 @@ _SPARSE = slice(5, 7)
 
 class TransformedLoss(torch.autograd.Function):
     """The loss alone."""
+
+    jvp: Callable[..., Any] = staticmethod(refuse_forward_mode)
 
     @staticmethod
     def forward(spec: list[Spec], *arrays: Tensor | None) -> Tensor:  # type: ignore[override]

@@ -1,8 +1,8 @@
-"""How an operation without second derivatives says so."""
+"""How an operation without second or forward-mode derivatives says so."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -11,6 +11,15 @@ DOUBLE_BACKWARD = (
     "the fused loss has no second derivative: it never keeps the logits that one would need. "
     "For double backward take the logits, head(h) or functional.dft_logits, and torch's own loss on them"
 )
+FORWARD_MODE = (
+    "heads and fused losses have no forward-mode derivatives (torch.func.jvp, jacfwd, hessian); use torch.func.vjp, grad or "
+    "jacrev, or the same layers in plain torch, head.to_linear(), and torch's own loss on their logits"
+)
+
+
+def refuse_forward_mode(ctx: Any, *tangents: Any) -> NoReturn:
+    """``jvp`` of an ``autograd.Function`` that has none."""
+    raise NotImplementedError(FORWARD_MODE)
 
 
 def refuse_double_backward(inputs: list[Tensor | None], grads: list[Tensor | None]) -> list[Tensor | None]:
