@@ -1,7 +1,7 @@
 """Multi-label output layers: fused losses, heads that can predict every label set, and proofs.
 
 Three nouns: a **head** (``DFTHead``, ``LinearHead``) owns a classifier matrix, **LabelSets** are a batch of sparse
-label sets, a **loss** (``BCE``, …) says what is measured.
+label sets, a **loss** (``BCE``, …) says what is minimised.
 """
 
 from typing import TYPE_CHECKING

@@ -99,11 +99,11 @@ class DFTHead(Head):
                 "every feature vector, so the guarantee that every set of k labels can be predicted does not hold",
                 stacklevel=2,
             )
-        made = self._made_with(device, dtype)
-        self.proj = nn.Linear(self.in_features, self.width, **made)
+        place = self._place(device, dtype)
+        self.proj = nn.Linear(self.in_features, self.width, **place)
         # FSDP fails on gradients without entries
-        self.slack_weight = nn.Parameter(self._label_parameter(slack, **made), requires_grad=slack > 0)
-        self.bias = nn.Parameter(self._label_parameter(**made)) if bias else None
+        self.slack_weight = nn.Parameter(self._label_parameter(slack, **place), requires_grad=slack > 0)
+        self.bias = nn.Parameter(self._label_parameter(**place)) if bias else None
         self._log_odds = None if prior is None else self._prior_log_odds(prior)
         self.reset_parameters()
 

@@ -70,7 +70,7 @@ def dft_loss(
 
     Args:
         targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
-        loss: what is measured, with all its settings. ``LMLNLL``, ``SmoothTopKSVM`` and ``TruncatedTopKEntropy`` need all logits of a
+        loss: which loss, with all its settings. ``LMLNLL``, ``SmoothTopKSVM`` and ``TruncatedTopKEntropy`` need all logits of a
             row and make one ``[B, n]`` array.
         reduction: ``"mean"`` over all B·n terms, ``"sum"``, or ``"none"``: the loss of each row, ``[...]``. Losses of
             columns (``SigmoidF1``, …) average over labels, losses of rows over rows.

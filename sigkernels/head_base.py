@@ -22,6 +22,7 @@ from .operator_dispatch import eager_only
 from .optim import FusedOptimizer, check_update
 from .optim_checks import refuse_data_parallel
 from .prior import Prior
+from .recording import RECORDED, is_recorded
 from .sharding import LabelShard, label_shard
 from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold
 from .validation import check_memory
@@ -52,7 +53,7 @@ class Head(nn.Module):
         self.num_labels = validation.check_num_labels(num_labels)
         self.shard = label_shard(self.num_labels, device_mesh, process_group, device)
 
-    def _made_with(self, device: Any, dtype: torch.dtype | None) -> dict[str, Any]:
+    def _place(self, device: Any, dtype: torch.dtype | None) -> dict[str, Any]:
         """``device`` and ``dtype`` of the parameters: of a sharded head on its mesh, unless another device is named."""
         return {"device": self.shard.mesh.device_type if self.shard and device is None else device, "dtype": dtype}
 
@@ -166,11 +167,8 @@ class Head(nn.Module):
     def _check_input(self, h: Any) -> None:
         if not isinstance(h, Tensor):
             raise TypeError(f"h must be a tensor, got {type(h).__name__}")
-        if _is_recorded():
-            raise RuntimeError(
-                "torch.jit.trace and torch.onnx.export record the logits head(h) of a head that is not sharded, nothing "
-                "else; take the loss, topk or predict from the logits, or use torch.export, which keeps them whole"
-            )
+        if is_recorded():
+            raise RuntimeError(RECORDED)
         if h.ndim < 1 or h.shape[-1] != self.in_features:
             raise ValueError(
                 f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
@@ -187,7 +185,7 @@ class Head(nn.Module):
         return {name: parameter for name, (parameter, _) in parameters.items()}
 
     def _check_projection(self, proj: nn.Module, h: Tensor, width: int) -> None:
-        if type(proj) is not nn.Linear or _is_recorded():  # LoRA, quantization or a parametrization took its place
+        if type(proj) is not nn.Linear or is_recorded():  # LoRA, quantization or a parametrization took its place
             return
         weight, bias = proj.weight, proj.bias
         check_shape("proj.weight", weight, (width, self.in_features))
@@ -263,7 +261,7 @@ class Head(nn.Module):
 
         Args:
             targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
-            loss: what is measured, with all its settings. Losses of whole rows (``LMLNLL``,
+            loss: which loss, with all its settings. Losses of whole rows (``LMLNLL``,
                 ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
             reduction: ``"mean"`` over all B·n terms as torch, ``"sum"``, or ``"none"``: one loss per row. Losses of
                 columns (``SigmoidF1``, …) average over labels, losses of rows over rows; see their docstrings.
@@ -338,7 +336,7 @@ class Head(nn.Module):
         return nn.Sequential(*layers).train(self.training)
 
     def _logits(self, h: Tensor) -> Tensor:
-        if self.shard is None and _is_recorded():
+        if self.shard is None and is_recorded():
             return self._plain_logits(self._project(h))
         self._check_batches("logits", h)
         x, flat, layer = self._flat(h)
@@ -397,16 +395,6 @@ class Head(nn.Module):
     def _check_batches(self, verb: str, h: Tensor, targets: Any = None, settings: Any = None) -> None:
         if self.shard is not None and (self.check_batches or os.environ.get("SIGKERNELS_DEBUG") == "1"):
             self.shard.check_same_batch(verb=verb, h=h, targets=targets, settings=settings)
-
-
-def _is_recorded() -> bool:
-    """Whether torch.jit.trace or torch.onnx.export watches, which know torch's own operators only."""
-    return torch.jit.is_tracing() or (torch.compiler.is_exporting() and _is_for_onnx())
-
-
-@torch.compiler.assume_constant_result  # dynamo takes it to be False, and torch.onnx.export tries it after another way
-def _is_for_onnx() -> bool:
-    return torch.onnx.is_in_onnx_export()
 
 
 def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:

@@ -59,11 +59,11 @@ class LinearHead(Head):
         has_bias = bottleneck is None if bias is None else validation.check_bool("bias", bias)
         super().__init__(in_features, num_labels, device_mesh, process_group, device, dtype)
         self.bottleneck = bottleneck
-        made = self._made_with(device, dtype)
-        self.proj = None if bottleneck is None else nn.Linear(self.in_features, bottleneck, **made)
+        place = self._place(device, dtype)
+        self.proj = None if bottleneck is None else nn.Linear(self.in_features, bottleneck, **place)
         width = self.in_features if bottleneck is None else bottleneck
-        self.weight = nn.Parameter(self._label_parameter(width, **made))
-        self.bias = nn.Parameter(self._label_parameter(**made)) if has_bias else None
+        self.weight = nn.Parameter(self._label_parameter(width, **place))
+        self.bias = nn.Parameter(self._label_parameter(**place)) if has_bias else None
         self._log_odds: Tensor | float | None = None
         self.reset_parameters()
         if prior is not None:

@@ -42,10 +42,10 @@ def damaged(kind):
 
 def resized(kind, **settings):
     """A head whose label weights were replaced by those of 12 labels."""
-    made = kind(8, 10, **settings)
-    name = next(iter(made.label_parameters()))
-    setattr(made, name, torch.nn.Parameter(torch.zeros(12, getattr(made, name).shape[1])))
-    return made
+    changed = kind(8, 10, **settings)
+    name = next(iter(changed.label_parameters()))
+    setattr(changed, name, torch.nn.Parameter(torch.zeros(12, getattr(changed, name).shape[1])))
+    return changed
 
 
 def fit(**settings):
@@ -56,9 +56,9 @@ META = torch.zeros(10, device="meta")
 
 
 def broken():
-    made = sk.DFTHead(8, 10, 1, slack=2)
-    torch.nn.init.constant_(made.slack_weight, NAN)
-    return made
+    changed = sk.DFTHead(8, 10, 1, slack=2)
+    torch.nn.init.constant_(changed.slack_weight, NAN)
+    return changed
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,11 @@ def test_losses_with_equal_settings_are_equal():
 
 
 def test_only_equal_propensities_merge():
-    def measure(value):
+    def accumulator(value):
         return metrics.RankingMetrics(2, m=(1,), propensity=torch.full((2,), value))
 
-    measure(0.5).merge(measure(0.5))
+    accumulator(0.5).merge(accumulator(0.5))
     with pytest.raises(ValueError, match="different propensities"):
-        measure(0.5).merge(measure(0.25))
+        accumulator(0.5).merge(accumulator(0.25))
     with pytest.raises(ValueError, match="same settings"):
-        measure(0.5).merge(metrics.RankingMetrics(2, m=(1,)))
+        accumulator(0.5).merge(metrics.RankingMetrics(2, m=(1,)))

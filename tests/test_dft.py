@@ -72,11 +72,11 @@ def test_rotation_identity(size, tile, centre):
     made = plans.plan(n, k, tile, 1e-16)
     cos, sin = made.rotations(np.array([centre]))
     x = np.random.default_rng(0).standard_normal(2 * k + 1)
-    turned = x.copy()
-    turned[1::2] = cos[0] * x[1::2] + sin[0] * x[2::2]
-    turned[2::2] = cos[0] * x[2::2] - sin[0] * x[1::2]
+    rotated = x.copy()
+    rotated[1::2] = cos[0] * x[1::2] + sin[0] * x[2::2]
+    rotated[2::2] = cos[0] * x[2::2] - sin[0] * x[1::2]
     want = dft_rows(n, k, centre + np.arange(tile) - tile // 2) @ x
-    np.testing.assert_allclose(made.u @ (made.v @ turned), want, atol=1e-13)
+    np.testing.assert_allclose(made.u @ (made.v @ rotated), want, atol=1e-13)
 
 
 @pytest.mark.parametrize(("n", "k", "rank"), [(8921, 80, 14), (20_000, 50, 10), (1_000_000, 80, 6)])

@@ -209,7 +209,7 @@ class Averaged(sk.ElementwiseLoss):
 @pytest.mark.parametrize(
     ("loss", "error", "words"),
     [
-        (sk.Loss(), TypeError, "Loss says nothing of what it measures; derive from ElementwiseLoss"),
+        (sk.Loss(), TypeError, "Loss defines no loss by itself; derive from ElementwiseLoss"),
         (sk.ElementwiseLoss(), TypeError, "ElementwiseLoss has no formula"),
         (Nothing(), TypeError, "Nothing has no formula; define value"),
         (NoColumns(), TypeError, "NoColumns has no formula; define column_values"),

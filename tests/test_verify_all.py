@@ -136,9 +136,9 @@ def test_classes_of_rotations_cover_all_sets():
     for n, size in ((6, 1), (6, 2), (6, 3), (7, 3), (8, 4)):
         active, counts = representatives(n, size)
         assert counts.sum() == math.comb(n, size)
-        turned = {tuple(sorted((labels + s) % n)) for labels in active for s in range(n)}
-        assert len(turned) == math.comb(n, size)
-        assert {representative_of(np.array(labels), n) for labels in turned} == set(map(tuple, active.tolist()))
+        rotated = {tuple(sorted((labels + s) % n)) for labels in active for s in range(n)}
+        assert len(rotated) == math.comb(n, size)
+        assert {representative_of(np.array(labels), n) for labels in rotated} == set(map(tuple, active.tolist()))
 
 
 def test_runs_are_counted_as_they_are():

@@ -217,7 +217,7 @@ def test_two_heads_need_a_name(files, capsys):
         ("w.npy", "yes.txt", ("--weight", "head"), "no array 'head' (it has: one, without a name)"),
         ("w.npy", "yes.txt", ("--rule", "argmax"), "predicts exactly one"),
         ("two-biases.npz", "yes.txt", (), "which of bias, b is the bias?"),
-        ("turned.npz", "yes.txt", (), "if the matrix is [features, labels], save its transpose"),
+        ("transposed.npz", "yes.txt", (), "if the matrix is [features, labels], save its transpose"),
         ("empty.pt", "yes.txt", (), "cannot be read"),
         ("w.npy", "no-format.npz", (), "damaged sparse matrix"),
         ("w.npy", "no-blocks.npz", (), "damaged sparse matrix"),
@@ -247,7 +247,7 @@ def test_bad_input_is_exit_code_2_and_one_line(files, capsys, weights, labels, o
     torch.save([weight], files / "list.pt")
     torch.save(sk.LabelSets.from_lists([[3]], 500), files / "other.pt")
     np.savez(files / "two-biases.npz", weight=W, bias=W[:, 0], b=W[:, 1])
-    np.savez(files / "turned.npz", weight=W.T.copy(), bias=W[:, 0])
+    np.savez(files / "transposed.npz", weight=W.T.copy(), bias=W[:, 0])
     np.savez(files / "no-format.npz", **SPARSE | {"format": np.array(3)})
     empty = {"indices": np.zeros(0, int), "indptr": np.zeros(2, int)}
     np.savez(files / "no-blocks.npz", **SPARSE | empty | {"format": b"bsr", "data": np.ones((1, 0, 0))})

@@ -14,6 +14,7 @@ from ..layer import Layer
 from ..layer_update import LayerUpdate
 from ..losses import ColumnLoss, ElementwiseLoss
 from ..partial_labels import PartialTargets
+from ..sharding import LabelShard
 
 if TYPE_CHECKING:
     from .gpu_paths import LossShape
@@ -78,10 +79,22 @@ class Root(NamedTuple):
     slope: Tensor
 
 
+def ratio_or_zero(a: Tensor, b: Tensor) -> Tensor:
+    """a/b, and 0 where b is 0."""
+    return torch.where(b > 0, a / b, 0.0)
+
+
+def spread_at(t: Tensor, h: Tensor, slope: Tensor, total: Tensor) -> Tensor:
+    """``h / Σ h`` times total at t = z + ν, by the slope of a root; 0 where every h is 0."""
+    return torch.where(slope < 0, torch.exp(-t.abs() - slope) * total, h * ratio_or_zero(total, slope))
+
+
 class LMLSteps(NamedTuple):
     """The four steps of the LML projection on logits ``z [B, n]``; ``ops/lml.py`` has the mathematics."""
 
-    solve: Callable[[Tensor, int], Root]  # (z, k)
+    solve: Callable[
+        [Tensor, int, LabelShard | None], Root
+    ]  # (z, k, shard): z holds the columns of a shard, if there is one
     project: Callable[[Tensor, int], tuple[Tensor, Root]]  # (z, k) → y, root
     pullback: Callable[[Tensor, Tensor, Root], Tensor]  # (grad, z, root) → h ∘ (grad - E[grad])
     spread: Callable[[Tensor, Root, Tensor, Tensor | None], Tensor]  # (z, root, total [B], out) → total·h/Σh

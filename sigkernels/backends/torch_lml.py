@@ -12,16 +12,11 @@ import torch
 from torch import Tensor
 
 from ..sharding import LabelShard
-from .interface import LMLSteps, Root, sum_dtype
+from .interface import LMLSteps, Root, ratio_or_zero, spread_at, sum_dtype
 
 _MAX_SWEEPS = 2500  # bisection alone needs fewer: log2(range / precision)
 _BLOCK = 2**20  # elements that are worked on at a time
 _STEP_TOL = {True: 1e-8, False: 1e-4}  # by "is float64": Newton squares the error, so this step is the last
-
-
-def spread_at(t: Tensor, h: Tensor, slope: Tensor, total: Tensor) -> Tensor:
-    """``h / Σ h`` times total at t = z + ν; 0 where every h is 0."""
-    return torch.where(slope < 0, torch.exp(-t.abs() - slope) * total, h * _ratio(total, slope))
 
 
 def solve(z: Tensor, k: int, shard: LabelShard | None = None) -> Root:
@@ -54,7 +49,7 @@ def pullback(grad: Tensor, z: Tensor, root: Root) -> Tensor:
         g = grad[rows].to(t.dtype)
         h, slope = _h(t), root.slope[rows]
         in_logs = (torch.exp(-t.abs() - slope[:, None].clamp(max=0)) * g).sum(1)
-        mean = torch.where(slope < 0, in_logs, _ratio((h * g).sum(1), slope))
+        mean = torch.where(slope < 0, in_logs, ratio_or_zero((h * g).sum(1), slope))
         out[rows] = h.mul_(g - mean[:, None])
     return out
 
@@ -75,10 +70,6 @@ STEPS = LMLSteps(solve, project, pullback, spread)
 def _blocks(z: Tensor, columns: int | None = None) -> Iterator[slice]:
     size = max(1, _BLOCK // max(1, z.shape[1] if columns is None else columns))
     return (slice(start, start + size) for start in range(0, z.shape[0], size))
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(b > 0, a / b, 0.0)
 
 
 def _h(t: Tensor) -> Tensor:

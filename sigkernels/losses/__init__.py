@@ -1,4 +1,4 @@
-"""Losses: frozen dataclasses that say what is measured and hold all of its settings."""
+"""Losses: frozen dataclasses that say what is minimised and hold all of its settings."""
 
 import torch
 

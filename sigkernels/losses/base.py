@@ -1,4 +1,4 @@
-"""What all losses share: frozen dataclasses that say what is measured and hold all of its settings.
+"""What all losses share: frozen dataclasses that say what is minimised and hold all of its settings.
 
 Three bases say what a loss is a function of: ``ElementwiseLoss`` of one logit and its target, ``ColumnLoss`` of all
 logits of a label, ``RowLoss`` of all logits of a row. A loss hands over its kernel parameters only as exactly the class
@@ -92,7 +92,7 @@ class Loss:
 
     def incomplete(self) -> str | None:
         """``None``, or what a subclass still has to define."""
-        return f"{type(self).__name__} says nothing of what it measures; derive from ElementwiseLoss, ColumnLoss or RowLoss"
+        return f"{type(self).__name__} defines no loss by itself; derive from ElementwiseLoss, ColumnLoss or RowLoss"
 
     def _without(self, base: type[Loss], formula: str, each: str) -> str | None:
         """``None`` where ``formula`` is defined below its base, else how to define it."""

@@ -167,7 +167,7 @@ class Focal(_TwoSided):
     """Focal loss, ``-α_t (1-p_t)^γ log p_t`` (Lin et al. 2017).
 
     Args:
-        gamma: γ ≥ 0, how strongly easy labels are turned down; 0 gives BCE.
+        gamma: γ ≥ 0, how strongly easy labels are down-weighted; 0 gives BCE.
         alpha: weight α of positives, 1-α of negatives; ``None`` for no weighting.
         weight: a number or ``[n]``, a factor for each label.
         pos_weight: a number or ``[n]``, a factor for the positive part of each label.

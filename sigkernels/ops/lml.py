@@ -34,9 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backends import select, torch_lml
-from ..backends.interface import LMLSteps, Root, sum_dtype
-from ..backends.torch_lml import spread_at
+from ..backends import select
+from ..backends.interface import LMLSteps, Root, ratio_or_zero, spread_at, sum_dtype
 from ..losses import Reduction
 from ..sharding import LabelShard
 from ..validation import check_reduction
@@ -79,7 +78,7 @@ def _lml_nll(
     dense: Tensor | None,  # [B, n]: instead of the sets, a weight for the term of each label
     k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # the loss of each row [B] float64, ν, slope
-    root = _kernels(z).solve(z, k)
+    root = _kernels(z).solve(z, k, None)
     return _nll_rows(z, entries(indices, offsets, dense, z.shape[1]), root), root.nu, root.slope
 
 
@@ -142,7 +141,7 @@ def nll_rows_and_grad_(
             z.zero_()
         rows *= -math.log1p(-_EDGE)
         return rows if shard is None else shard.all_reduce(rows)
-    root = _kernels(z).solve(z, k) if shard is None else torch_lml.solve(z, k, shard)
+    root = _kernels(z).solve(z, k, shard)
     rows = _nll_rows(z, at, root)
     if row_scale is not None:
         _nll_grad(row_scale, z, at, root, z, shard)
@@ -159,10 +158,6 @@ def _shifted(z: Tensor, nu: Tensor, at: Entries) -> Tensor:
     return z[at.rows, at.labels].to(nu.dtype) + nu[at.rows]
 
 
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(b > 0, a / b, 0.0)
-
-
 def _save_lml(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     (z, k), (_, nu, slope) = inputs, output
     ctx.k = k
@@ -177,7 +172,7 @@ def _pull_lml(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
     # Somebody will differentiate the gradient: the same formula in operations that autograd knows, y included.
     y = _lml(z, ctx.k)[0]
     h = y * (1 - y)
-    return h * (grad - _ratio((h * grad).sum(1), h.sum(1))[:, None]), None
+    return h * (grad - ratio_or_zero((h * grad).sum(1), h.sum(1))[:, None]), None
 
 
 _lml.register_autograd(_pull_lml, setup_context=_save_lml)
@@ -200,7 +195,7 @@ def _pull_lml_nll(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, 
     missing = at.weighted(1 - y[at.rows, at.labels]) * grad.to(z.dtype)[at.rows]
     total = torch.zeros_like(z[:, 0]).index_add(0, at.rows, missing)
     at_targets = torch.zeros_like(z).index_put((at.rows, at.labels), missing)
-    return h * _ratio(total, h.sum(1))[:, None] - at_targets, None, None, None, None
+    return h * ratio_or_zero(total, h.sum(1))[:, None] - at_targets, None, None, None, None
 
 
 _lml_nll.register_autograd(_pull_lml_nll, setup_context=_save_lml_nll)

@@ -65,13 +65,13 @@ def partial_loss_operator(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(loss, gradients of x, weight and bias; those that are not needed, or not known yet, are empty)."""
-    layer, measured = Layer(weight, bias, LayerMeta(*meta)), Loss.unflatten(loss, numbers, tensors)
-    assert isinstance(measured, ElementwiseLoss)
+    layer, formula = Layer(weight, bias, LayerMeta(*meta)), Loss.unflatten(loss, numbers, tensors)
+    assert isinstance(formula, ElementwiseLoss)
     targets = PartialTargets(from_target_tensors((indices, offsets, dense), layer.num_labels), unknown)
     dtype = accumulate_dtype(x.dtype)
     scale = 1.0 if row_scale is None else row_scale.to(dtype).contiguous()
     wanted = tuple(_forward_gradients(needs, total, row_scale))
-    result = _backend(x, measured, layer.codes).fused_loss(LossCall(x, layer, targets, measured, scale, wanted))
+    result = _backend(x, formula, layer.codes).fused_loss(LossCall(x, layer, targets, formula, scale, wanted))
     value = (result.rows.sum() if total else result.rows).to(dtype)
     a, b, c = [x.new_empty(0) if grad is None else grad for grad in result.gradients]
     return value, a, b, c

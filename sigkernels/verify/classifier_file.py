@@ -165,8 +165,8 @@ def _which_bias(path: str, arrays: dict[str, Any], key: str, bias: str | None) -
         raise BadFile(f"{path}: which of {', '.join(found)} is the bias? Say --bias NAME or --no-bias")
     if not _is_vector(arrays[found[0]], labels):
         shape = tuple(arrays[found[0]].shape)
-        turned = shape == (arrays[key].shape[1],)
-        hint = "; if the matrix is [features, labels], save its transpose" if turned else ", or say --no-bias"
+        transposed = shape == (arrays[key].shape[1],)
+        hint = "; if the matrix is [features, labels], save its transpose" if transposed else ", or say --no-bias"
         raise BadFile(f"{path}: {found[0]!r} has shape {shape}, and {key!r} has {labels} labels{hint}")
     return found[0]
 

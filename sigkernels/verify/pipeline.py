@@ -83,7 +83,7 @@ def verify(
             more sets, and the radius is that of a ball of inputs within ``0 ≤ x_j ≤ box``.
         ball: where the centre of a set's ball may lie: ``"box"``, ``|x_j| ≤ box``, or ``"l2"``, ``‖x‖₂ ≤ box``. The radius
             on the unit l2 ball is the margin of support vector machines, ``max min_i y_i(w_i·x + c_i)/‖w_i‖``: without
-            a bias, the sine of the angle by which an input may turn. Whether a set is possible does not depend on it.
+            a bias, the sine of the angle by which an input may rotate. Whether a set is possible does not depend on it.
         names: one name for each label, for summaries and explanations in words.
 
     Returns:

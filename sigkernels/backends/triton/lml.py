@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...sharding import LabelShard
+from .. import torch_lml
 from ..interface import LMLSteps, Root
 from . import configs
 
@@ -216,7 +218,9 @@ def options(platform: str) -> dict[str, int]:
     return {"num_warps": _NUM_WARPS} | ({"maxnreg": _MAX_REGISTERS} if platform == "cuda" else {})
 
 
-def solve(z: Tensor, k: int) -> Root:
+def solve(z: Tensor, k: int, shard: LabelShard | None = None) -> Root:
+    if shard is not None:  # the kernel has no sums over ranks
+        return torch_lml.solve(z, k, shard)
     root = _new_root(z)
     _launch(_SOLVE, z, root, k=k)
     return root
