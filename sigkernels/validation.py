@@ -225,9 +225,13 @@ def check_input(x: Any, layer: Layer, weight_name: str) -> tuple[Tensor, Layer]:
     if bias is not None:
         _check_numbers("bias", bias, device)
     rows = x
+    # By conj().imag, for one: the numbers in memory are those of the other sign. Operators resolve it by themselves.
+    if not torch.compiler.is_compiling() and (x.is_neg() or weight.is_neg() or (bias is not None and bias.is_neg())):
+        rows, weight, bias = x.resolve_neg(), weight.resolve_neg(), None if bias is None else bias.resolve_neg()
+        layer = layer._replace(weight=weight, bias=bias)
     if _autocast() and device.type != "meta" and torch.is_autocast_enabled(device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device.type)
-        rows, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         layer = layer._replace(weight=weight, bias=bias)
     if weight.dtype != rows.dtype or (bias is not None and bias.dtype != rows.dtype):
         have = f"x {rows.dtype}, {weight_name} {weight.dtype}" + ("" if bias is None else f", bias {bias.dtype}")
@@ -293,6 +297,7 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
         return dense if dense.is_floating_point() else dense.to(torch.float32)
     if not dense.is_floating_point():
         return labels.LabelSets.of(dense, num_labels, name="targets")
+    dense = dense.resolve_neg()
     if dense.numel():
         low, high = (bound.item() for bound in torch.aminmax(dense))
         if math.isnan(low):

@@ -325,3 +325,28 @@ def test_bad_arguments(changes, error, match):
 def test_bad_settings(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+def test_lazily_negated_tensors(device):
+    """``conj().imag`` holds the numbers of the other sign, and a bit that says so."""
+
+    def negated(*shape):
+        made = torch.randn(*shape, dtype=torch.complex64, device=device).conj().imag
+        assert made.is_neg()
+        return made
+
+    x, weight, bias, factors = negated(4, 7), negated(30, 7), negated(30), negated(30).square()
+    targets = torch._neg_view(-torch.rand(4, 30, device=device).round())
+    factors = torch._neg_view(-factors)
+    assert targets.is_neg() and factors.is_neg() and bool((targets >= 0).all())
+    for loss in (sk.BCE(factors, factors), sk.SigmoidF1(factors)):
+        got = sk.functional.linear_loss(x, weight, targets, bias, loss)
+        plain = type(loss)(*(v.resolve_neg() if isinstance(v, torch.Tensor) else v for v in vars(loss).values()))
+        want = sk.functional.linear_loss(*(t.resolve_neg() for t in (x, weight, targets, bias)), plain)
+        assert torch.equal(got, want)
+    assert torch.equal(sk.functional.linear_topk(x, weight, 3)[1], sk.functional.linear_topk(x + 0, weight + 0, 3)[1])
+    leaf = torch.randn(4, 7, dtype=torch.complex64, device=device, requires_grad=True)
+    sk.functional.linear_loss(leaf.conj().imag, weight, targets).backward()
+    other = leaf.detach().clone().requires_grad_()
+    sk.functional.linear_loss(-other.imag, weight, targets).backward()
+    torch.testing.assert_close(leaf.grad, other.grad)

@@ -212,7 +212,7 @@ def label_vector(values: float | Tensor | None, layer: Layer, dtype: torch.dtype
     device = layer.weight.device
     if not isinstance(values, Tensor):
         return torch.full((layer.num_rows,), values, dtype=dtype, device=device)
-    values = values.detach().to(dtype=dtype, device=device)
+    values = values.detach().to(dtype=dtype, device=device).resolve_neg()
     return (values[layer.labels] if values.ndim else values.expand(layer.num_rows)).contiguous()
 
 

@@ -29,7 +29,7 @@ from ..layer import Layer, LayerMeta
 from ..losses import LMLNLL, ColumnLoss, ElementwiseLoss, Loss, RankedRowLoss, SmoothTopKSVM
 from ..sharding import LabelShard
 from .lml import nll_rows_and_grad_
-from .missing_derivatives import refuse_double_backward, refuse_forward_mode
+from .missing_derivatives import ReverseModeOnly, refuse_double_backward
 from .row_loss import Entries, entries, reduce_rows
 from .smooth_topk_svm import svm_rows_and_grad_
 from .targets import from_target_tensors, target_tensors
@@ -205,10 +205,8 @@ def _rows_and_grad_(
 # -- the eager path ------------------------------------------------------------------------------------------------
 
 
-class FusedLoss(torch.autograd.Function):
+class FusedLoss(ReverseModeOnly):
     """The loss of a call whose gradients are recorded. What it costs counts: small layers take some 50 µs in all."""
-
-    jvp: Callable[..., Any] = staticmethod(refuse_forward_mode)
 
     @staticmethod
     def forward(ctx: Any, spec: Spec, targets: LabelSets | Tensor, *inputs: Tensor | None) -> Tensor:  # type: ignore[override]

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import backends
 from ..layer import Layer, LayerMeta
 from ..operator_dispatch import by_operator
-from .missing_derivatives import refuse_forward_mode
+from .missing_derivatives import ReverseModeOnly
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:
@@ -65,10 +65,8 @@ def _adjoint_backward(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
     return grad_g, grad_weight, None
 
 
-class Logits(torch.autograd.Function):
+class Logits(ReverseModeOnly):
     """The eager path."""
-
-    jvp: Callable[..., Any] = staticmethod(refuse_forward_mode)
 
     forward: Callable[..., Any] = staticmethod(_logits)
     setup_context: Callable[..., Any] = staticmethod(_setup_context)

@@ -17,9 +17,12 @@ FORWARD_MODE = (
 )
 
 
-def refuse_forward_mode(ctx: Any, *tangents: Any) -> NoReturn:
-    """``jvp`` of an ``autograd.Function`` that has none."""
-    raise NotImplementedError(FORWARD_MODE)
+class ReverseModeOnly(torch.autograd.Function):
+    """A function that says so when it is asked for forward-mode derivatives."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:  # type: ignore[override]
+        raise NotImplementedError(FORWARD_MODE)
 
 
 def refuse_double_backward(inputs: list[Tensor | None], grads: list[Tensor | None]) -> list[Tensor | None]:

@@ -17,7 +17,7 @@ from .. import backends
 from ..codes import code_rows
 from ..layer import Layer, LayerMeta
 from ..operator_dispatch import by_operator
-from .missing_derivatives import refuse_forward_mode
+from .missing_derivatives import ReverseModeOnly
 
 
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
@@ -44,10 +44,8 @@ def _backward(ctx: Any, g: Tensor, _: Any) -> tuple[Any, ...]:
     return *_grads(g, x, layer, labels, ctx.needs_input_grad), None, None
 
 
-class TopK(torch.autograd.Function):
+class TopK(ReverseModeOnly):
     """The eager path."""
-
-    jvp: Callable[..., Any] = staticmethod(refuse_forward_mode)
 
     forward: Callable[..., Any] = staticmethod(_topk)
     setup_context: Callable[..., Any] = staticmethod(_setup_context)

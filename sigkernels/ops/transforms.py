@@ -13,17 +13,15 @@ from torch import Tensor
 
 from ..losses import ElementwiseLoss
 from .fused_loss import LEARNED, NO_NEEDS, Arrays, Gradients, Spec, evaluate
-from .missing_derivatives import refuse_double_backward, refuse_forward_mode
+from .missing_derivatives import ReverseModeOnly, refuse_double_backward
 from .targets import from_target_tensors
 
 _X, _DENSE = 0, 7  # among the arrays: what a mapped dimension may be folded into
 _SPARSE = slice(5, 7)
 
 
-class TransformedLoss(torch.autograd.Function):
+class TransformedLoss(ReverseModeOnly):
     """The loss alone."""
-
-    jvp: Callable[..., Any] = staticmethod(refuse_forward_mode)
 
     @staticmethod
     def forward(spec: list[Spec], *arrays: Tensor | None) -> Tensor:  # type: ignore[override]
