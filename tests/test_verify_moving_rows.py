@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
+from scipy.optimize import linprog, minimize
 
 from sigkernels.codes import code_matrix
+from sigkernels.verify import largest_balls, moving_rows, soft_margin, verify
 from sigkernels.verify.ball_batch import Batch, Item
 from sigkernels.verify.input_ball import Box
+from sigkernels.verify.largest_balls import balls
 from sigkernels.verify.moving_rows import on_moving_rows
+from sigkernels.verify.soft_margin import soft_balls
 
 strict = pytest.importorskip("array_api_strict")
 N, D, SIZE = 500, 65, 10.0
+TIGHT = {"maxiter": 5000, "maxfun": 20_000, "ftol": 1e-15, "gtol": 1e-10}
 draw = np.random.default_rng(0)
 
 
@@ -91,3 +95,73 @@ def test_the_standards_names_are_enough():
         assert len(radii) == 3 and not batch.items
         for low, high in radii:
             assert low == pytest.approx(high, rel=2e-8)
+
+
+def objective(rows, y, shift, softness, z):
+    x, e = z[:-1], z[-1]
+    hinge = np.maximum(e - y * (rows @ x) - shift, 0.0)
+    over = np.maximum(np.abs(x) - 1.0, 0.0)
+    slope = np.append(over * np.sign(x) - (y * hinge) @ rows, hinge.sum() - softness)
+    return 0.5 * (hinge @ hinge + over @ over) - softness * e, slope
+
+
+@pytest.mark.parametrize("name", ("gaussian", "codes", "few rows"))
+def test_soft_balls_minimise_their_objective(name, monkeypatch):
+    rows, offset = MATRICES[name], 0.2 * draw.standard_normal(len(MATRICES[name]))
+    batch = batch_of(np, rows, offset, items_of(rows, (1, 4)))
+    rough = soft_balls(batch)
+    monkeypatch.setattr(soft_margin, "STEPS", 200)
+    monkeypatch.setattr(soft_margin, "ENOUGH", 1e-9)
+    soft = soft_balls(batch)
+    for i, y in enumerate(batch.y):
+        value = [
+            objective(rows, y, y * batch.offset, part.softness[i], np.append(part.x[i], part.e[i]))[0]
+            for part in (rough, soft)
+        ]
+        args = (rows, y, y * batch.offset, soft.softness[i])
+        start = np.append(batch.start[i], 0.0)
+        best = minimize(lambda z, args=args: objective(*args, z), start, jac=True, method="L-BFGS-B", options=TIGHT)
+        before = objective(*args, start)[0]
+        assert value[1] - best.fun <= 1e-4 * (before - best.fun)
+        assert value[0] - best.fun <= 0.1 * (before - best.fun)
+        np.testing.assert_allclose(soft.margins[i], y * (rows @ soft.x[i] + batch.offset), rtol=1e-6, atol=1e-9)
+
+
+def test_which_sets_go_there(monkeypatch):
+    """Those with one large coordinate at the start, and those that meet few edges of the box in a rough ball."""
+    few, moving = [], []
+    solve, move = largest_balls._on_few_rows, largest_balls.on_moving_rows
+    monkeypatch.setattr(largest_balls, "_on_few_rows", lambda b, *more: few.append(len(b.items)) or solve(b, *more))
+    monkeypatch.setattr(largest_balls, "on_moving_rows", lambda b: moving.append(len(b.items)) or move(b))
+
+    def found(rows, items):
+        few.clear()
+        moving.clear()
+        closed = {
+            b.number: bounds(rows, None, items[b.number].active, b) for b in balls(np, rows, None, Box(SIZE), items)
+        }
+        assert len(closed) == len(items)
+        return closed
+
+    rows = MATRICES["gaussian"]
+    items = items_of(rows, (1, 2, 5))
+    want = found(rows, items)
+    assert (few, moving) == ([], [3])
+    spread = [item._replace(start=np.ones(D)) for item in items]
+    for number, radii in found(rows, spread).items():
+        np.testing.assert_allclose(radii, want[number], rtol=1e-6)
+    assert sum(few) == 3 and 1 <= sum(moving) <= 3  # the others are closed in the first round
+    monkeypatch.setattr(moving_rows, "STEPS", 2)  # what the method leaves open is solved as before
+    for number, radii in found(rows, items).items():
+        np.testing.assert_allclose(radii, want[number], rtol=1e-6)
+    assert sum(few) == 3 and moving == [3]
+    rows = MATRICES["at the edge"]
+    found(rows, items_of(rows, (1, 2, 5), start=False))
+    assert sum(few) == 3 and moving == []
+
+
+def test_radii_of_a_constant_column_beside_random_ones_are_closed_without_linear_programs():
+    rows = MATRICES["gaussian"]
+    report = verify(rows, [[1], [3, 400], [2, 5, 9, 77]], radius=True)
+    assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi) and report.check()
+    assert [stage.name for stage in report.stages if stage.taken][-1] == "radius"

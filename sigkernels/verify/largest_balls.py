@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, keep, matvec, smallest, spread
+from .arrays import Array, keep, matvec, smallest, spread, to_numpy
 from .ball_batch import GAP, Ball, Batch, Item
 from .input_ball import InputBall
-from .interior import Centre, column, free_coordinates, in_few_coordinates, interior
+from .interior import EDGE, Centre, column, free_coordinates, in_few_coordinates, interior
 from .interior_l2 import interior_l2
 from .moving_rows import on_moving_rows
 
@@ -29,6 +29,7 @@ INSIDE = 0.99  # of the best point: where the next round begins
 BISECTIONS = 8  # of a line, for the best point on it
 MORE_ROWS = 128  # than features, to begin with
 FEW = 64  # features: from here on it pays to hold coordinates at the edge of the box, and to solve crowded sets one by one
+AT_EDGE = 4  # one coordinate in so many: where fewer are at the edge of the box, about as many rows touch as features
 PEAK = 0.05  # of the largest coordinate of a point: those below are small
 LANES = 32  # sets that are solved together, at most
 GATHERED = 1_000_000  # entries of their rows, so that they stay in the cache
@@ -52,20 +53,26 @@ def balls(
     d = rows.shape[1]
     everything = xp.asarray(rows)
     shift = None if offset is None else xp.asarray(offset / ball.size)
-    if ball.name == "box" and d >= FEW and not whole:
-        moving = [item for item in items if crowded or _is_peaked(item)]
-        rest = [item for item in items if not (crowded or _is_peaked(item))]
-        rows32 = xp.astype(everything, xp.float32) if moving else None
-        for first in range(0, len(moving), LANES):
-            batch = Batch(xp, everything, shift, ball, moving[first : first + LANES], rows32)
-            yield from on_moving_rows(batch)
-            rest += batch.items
-        items = rest
     lanes = max(1, min(LANES, GATHERED // (rows.size if whole else 4 * d * d)))
-    ordered = sorted(items, key=lambda item: len(item.active))
-    solve = _on_all_rows if whole else _on_few_rows
-    for first in range(0, len(ordered), lanes):
-        yield from solve(Batch(xp, everything, shift, ball, ordered[first : first + lanes]))
+
+    def batches(items: list[Item], lanes: int = lanes, rows32: Array | None = None) -> Iterator[Batch]:
+        ordered = sorted(items, key=lambda item: len(item.active))
+        parts = (ordered[first : first + lanes] for first in range(0, len(ordered), lanes))
+        return (Batch(xp, everything, shift, ball, part, rows32) for part in parts)
+
+    if whole or d < FEW or ball.name != "box":
+        for batch in batches(items):
+            yield from _on_all_rows(batch) if whole else _on_few_rows(batch)
+        return
+    moving = [item for item in items if crowded or _is_peaked(item)]
+    for batch in batches([item for item in items if not (crowded or _is_peaked(item))]):
+        yield from _on_few_rows(batch, moving)
+    left: list[Item] = []
+    for batch in batches(moving, LANES, xp.astype(everything, xp.float32) if moving else None):
+        yield from on_moving_rows(batch)
+        left += batch.items
+    for batch in batches(left):
+        yield from _on_few_rows(batch)
 
 
 def _is_peaked(item: Item) -> bool:
@@ -76,19 +83,21 @@ def _is_peaked(item: Item) -> bool:
     if item.start is None:
         return False
     size = np.abs(item.start)
-    return bool(np.count_nonzero(size > PEAK * size.max()) < len(size) // 4)
+    return bool(np.count_nonzero(size > PEAK * size.max()) < len(size) // AT_EDGE)
 
 
 def _interior(batch: Batch) -> Callable[..., Centre]:
     return interior if batch.is_box else interior_l2
 
 
-def _on_few_rows(batch: Batch) -> Iterator[Ball]:
+def _on_few_rows(batch: Batch, crowded: list[Item] | None = None) -> Iterator[Ball]:
     """Few rows until the ball is roughly known, then again with the rows that cut it, until none does.
 
     The centre of a few rows can be far out: half of all rows may cut its ball. Those come in that are met first on the
     way to it from the best point known so far. Until the bounds are near each other no row leaves, or what it cut off
     would come back.
+
+    Sets of which few coordinates are at the edge of the box after the first round go to the list ``crowded``, if given.
     """
     xp, n, d, x = batch.xp, batch.n, batch.d, batch.start
     most = max(len(item.active) for item in batch.items)
@@ -113,6 +122,13 @@ def _on_few_rows(batch: Batch) -> Iterator[Ball]:
             return
         best = best.towards(xp, centre.x, price.margins)
         known = _Known(spread(xp, best.margins, work, centre.multipliers), price.above)
+        if crowded is not None and iteration == 0:
+            inside = xp.count_nonzero(xp.abs(centre.x) >= EDGE, axis=1) < d // AT_EDGE
+            for row in np.flatnonzero(to_numpy(price.open & inside)).tolist():
+                crowded.append(batch.items[row]._replace(start=to_numpy(best.x[row, :]) * batch.ball.size))
+            go = xp.nonzero(price.open & ~inside)[0]
+            if go.shape[0] == 0:
+                return
         apart = (price.above - best.radius(xp)) / xp.abs(price.above)
         sure = (apart < NEAR) & (apart > NEAREST)
         loose = xp.where(sure, LOOSE * xp.abs(centre.e) + 3.0 * centre.gap, xp.full_like(apart, float("inf")))

@@ -21,9 +21,10 @@ STEPS = 30
 ROUGH = 0.01  # of the radius: Hessians are made in float32 until all products sum to so little
 ROWS = 1.5  # nearest rows per feature
 FEW = 16  # one in so many rows may be out of date, where none of those cuts the ball
+TIED = 3.5  # … where many are tied: a few of them say little of the others
 MOST = 5  # rows per feature: beyond that loose ones leave, however near
 NEAR = 0.05  # of the radius: rows that near do not leave
-TIES = 1e-3  # of the radius: among rows as near as that any may come first
+TIES = 0.02  # of the radius: among rows as near as that any may come first
 EDGE = 0.99  # of the box
 ROUGHLY_PRICED = 0.01  # of the radius: until the gap is so small, float32 is enough to price all rows
 SETTLED = 0.01  # … and from there on rows only come in where they cut the ball
@@ -32,7 +33,7 @@ AIM = 0.1  # … which bring products of slacks and multipliers to between this 
 LONGER = 0.08  # … on steps that are so much longer
 WORTH = 0.02  # … if they are at least so much longer then
 STEP = 0.995  # of the way to where a slack or multiplier vanishes
-SHARPEN = 1e-3  # of the radius: from this gap on the touching rows are tried
+SHARPEN = 1e-4  # of the radius: from this gap on the touching rows are tried
 AGAIN = 0.05  # … and again where the gap has fallen to this part
 REFINEMENTS = 2
 VANISHED = 1e-14  # of the box: products that sum to less are nothing but rounding
@@ -120,7 +121,13 @@ class _Path:
         """The rows with the smallest margins; of ties, which structured matrices have by thousands, any."""
         xp = self.xp
         size = TIES * xp.maximum(xp.abs(self.e), 1e-3 * xp.mean(xp.abs(margins)))
-        return smallest(xp, (margins + size * self.batch.dither)[None, :], self.count)[0, :]
+        scores = margins + size * self.batch.dither
+        near = smallest(xp, scores[None, :], self.count)[0, :]
+        level = xp.max(xp.take(scores, near))
+        tied = int(xp.count_nonzero(margins <= level)) - int(xp.count_nonzero(margins <= level - size))
+        if 2 * tied < self.count:
+            return near
+        return smallest(xp, scores[None, :], min(self.count + tied, int(TIED * self.batch.d)))[0, :]
 
     def _gather(self) -> None:
         """The rows ``work``, and what makes their margins of their products: signs and offsets."""

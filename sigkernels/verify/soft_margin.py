@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .arrays import Array, concat, definite_solver, mT, plus_diagonal, smallest, to_numpy
 from .ball_batch import Batch
 
-STEPS = 8
+STEPS = 6
 ENOUGH = 0.1  # of half the sum of the squared hinges: no further step after one that promises less
 ROWS = 2  # that have a say at the beginning, for each feature
 HINGE = 0.025  # of the mean distance of all rows: what these are worth at least, where many are equally far

@@ -112,12 +112,17 @@ def _at_the_edges(slope: ndarray, tight: int, box: float) -> ndarray:
 
 
 def _from_codes(ledger: Ledger, items: list[Item]) -> list[Item]:
-    """The sets with the sum of their codes to begin from, where only a polynomial is known, whose region is thin."""
-    thin = {item.number for item in items if ledger.stage[item.number] == "closed form"}
-    if not ledger.question.codes or not thin:
+    """The sets with the sums of their codes to begin from, beside which any other point says little of where rows meet.
+
+    On the l2 ball only where a polynomial is all that is known: its region is thin.
+    """
+    question = ledger.question
+    if not question.codes:
         return items
-    points = iter(code_points(ledger.question, [ledger.sets[item.number] for item in items if item.number in thin]))
-    return [item._replace(start=next(points)) if item.number in thin else item for item in items]
+    chosen = [item for item in items if question.ball.name == "box" or ledger.stage[item.number] == "closed form"]
+    points = code_points(question, [ledger.sets[item.number] for item in chosen]) if chosen else ()
+    found = {item.number: x for item, x in zip(chosen, points, strict=True)}
+    return [item._replace(start=found.get(item.number, item.start)) for item in items]
 
 
 def interior_points(ledger: Ledger, which: ndarray, xp: Any) -> None:
