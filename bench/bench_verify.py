@@ -30,6 +30,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from scipy.optimize import linprog  # noqa: E402
 from scipy.stats import binom  # noqa: E402
+from verify_codes import compare_codes, compare_rules  # noqa: E402
 from verify_layers import CACHE, layer  # noqa: E402
 from verify_margins import PEERS, compare_margins  # noqa: E402
 
@@ -91,14 +92,6 @@ def compare(name: str, classifier, W: np.ndarray, sets: list, baseline: int, rad
     return row
 
 
-def coded_head(n: int, k: int, slack: int) -> DFTHead:
-    """A DFT head with 256 codes and random slack."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return DFTHead(2 * k + 1 + 256 + slack, n, k, slack, codes=256)
-
-
 def dft_head(n: int, k: int, slack: int, seed: int = 0):
     """A DFT head with random slack, and its float64 matrix."""
     import torch
@@ -151,26 +144,8 @@ def radius(args: argparse.Namespace) -> list[dict]:
 
 
 def codes(args: argparse.Namespace) -> list[dict]:
-    """Verdicts and radii of heads with codes, and of as many gaussian columns, on random sets of ``--labels`` labels."""
-    n, rows, draw = 11_732, [], np.random.default_rng(0)
-    gaussian = np.column_stack([np.full(n, n**-0.5), draw.standard_normal((n, 256)) / 16])
-    heads = {f"k={k}, 256 codes, {s} slack": coded_head(n, k, s) for k, s in ((0, 0), (0, 25), (80, 25))}
-    for name, classifier in {**heads, "constant, 256 gaussian": gaussian}.items():
-        for size in args.labels:
-            draw = np.random.default_rng(0)
-            sets = [np.sort(draw.choice(n, size, replace=False)) for _ in range(args.sets)]
-            verify(classifier, sets[:1], radius=True)  # page in
-            row = {"case": name, "labels": size, "sets": len(sets)}
-            for what in ("verdict", "radius"):
-                began = time.process_time()
-                report = verify(classifier, sets, radius=what == "radius")
-                row[f"{what} ms"] = 1e3 * (time.process_time() - began) / len(sets)
-            row |= {"widest gap": float(np.max((report.radius_hi - report.radius_lo) / report.radius_hi))}
-            row |= {"radius": float(np.median(report.radius_lo)), "proved": bool(report.check())}
-            row["linear programs"] = sum(stage.taken for stage in report.stages if "lp" in stage.name)
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-    return rows
+    """Heads with codes, random sets of ``--labels`` labels; then random-like layers under other rules."""
+    return compare_codes(args.labels, args.sets) + compare_rules(min(args.sets, 9))
 
 
 def margin(args: argparse.Namespace) -> list[dict]:

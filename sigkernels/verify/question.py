@@ -51,6 +51,7 @@ def dft_matrix(n: int, k: int, labels: ndarray | None = None) -> ndarray:
 ActiveSets = list[ndarray]  # the sorted labels of each set
 DFT_ERROR = 16 * U
 BLOCK = 10_000_000  # entries of W that are made at a time where it is not
+MADE = 2_000  # rows of W that are put together at a time
 DENSE = 100_000_000  # entries of W up to which the matrix of a DFT head is formed as a whole
 LARGEST = 2.0**450  # of all numbers in a computation: what is made of products of two of them does not overflow
 
@@ -187,8 +188,12 @@ class Question:
         return self._made_rows(np.arange(self.n))
 
     def _made_rows(self, labels: ndarray) -> ndarray:
-        parts = [dft_matrix(self.n, self.k, labels), code_rows(self.codes, labels), self.weight[labels]]
-        return np.ascontiguousarray(np.concatenate(parts, axis=1))
+        out = np.empty((len(labels), self.dft_columns + self.codes + self.weight.shape[1]))
+        for start in range(0, len(labels), MADE):  # the parts stay in the cache
+            some = labels[start : start + MADE]
+            parts = [dft_matrix(self.n, self.k, some), code_rows(self.codes, some), self.weight[some]]
+            np.concatenate(parts, axis=1, out=out[start : start + MADE])
+        return out
 
     @property
     def is_dense(self) -> bool:
