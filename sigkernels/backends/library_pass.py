@@ -80,7 +80,8 @@ class GradientSums:
         if self._x is not None:
             self._x.add(chunk, slopes.g)
         if self.weight is not None:
-            part = self.weight[chunk.start : chunk.stop]
+            whole = self.walk.size >= self.walk.layer.num_rows
+            part = self.weight if whole else self.weight[chunk.start : chunk.stop]
             product(slopes.g.T, self.walk.slack, part)
             self._scale_(part)
         if self.bias is not None:

@@ -37,11 +37,12 @@ class Tables(NamedTuple):
 
     basis: Tensor  # [chunk, r]: U, or the DFT's columns themselves; of runs [run, 16]
     rotation: Tensor | None  # [chunks · r, 2k+1]: M of every chunk, or run; None: the coefficients are the features
+    forward: Tensor | None  # [2k+1, chunks · r]: a view of it, without the constant feature where that is added apart
     signs: Tensor | None  # [blocks, c]: of the codes, over √c
     hadamard: Tensor | None  # [c, c]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in self if t is not None)
+        return tuple(t for t in (self.basis, self.rotation, self.signs, self.hadamard) if t is not None)
 
 
 _tables: DeviceTables[Tables] = DeviceTables(256 * 2**20)
@@ -89,12 +90,13 @@ def _run_labels(meta: LayerMeta, size: int, wanted: int, eps: float) -> int:
     return 0
 
 
-def tables_of(layer: Layer, shape: Shape) -> Tables:
-    """Worked out once, in float64."""
-    return _tables.get((layer.meta, layer.num_rows, shape), shape.device, lambda: _work_out(layer, shape))
+def tables_of(layer: Layer, shape: Shape, apart: bool) -> Tables:
+    """Worked out once, in float64. ``apart``: the constant feature is left out of products."""
+    key = (layer.meta, layer.num_rows, shape, apart)
+    return _tables.get(key, shape.device, lambda: _work_out(layer, shape, apart))
 
 
-def _work_out(layer: Layer, shape: Shape) -> Tables:
+def _work_out(layer: Layer, shape: Shape, apart: bool) -> Tables:
     def tensor(array: np.ndarray) -> Tensor:
         with torch.inference_mode(False):  # what is kept outlives the mode it was made in
             return torch.tensor(array, dtype=torch.float64).to(shape.operand).to(shape.device)
@@ -112,7 +114,9 @@ def _work_out(layer: Layer, shape: Shape) -> Tables:
         blocks = range(layer.labels.start // layer.codes, -(-layer.labels.stop // layer.codes))
         signs = tensor((1 - 2 * sign_bits(layer.codes, blocks).astype(np.float64)) / math.sqrt(layer.codes))
         matrix = tensor(hadamard(layer.codes))
-    return Tables(tensor(basis), rotation, signs, matrix)
+    with torch.inference_mode(False):
+        forward = None if rotation is None else rotation[:, int(apart) :].T
+    return Tables(tensor(basis), rotation, forward, signs, matrix)
 
 
 def _to_tf32(array: np.ndarray) -> np.ndarray:

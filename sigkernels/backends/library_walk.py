@@ -36,11 +36,17 @@ def without_autocast(operation: F) -> F:
 
     @functools.wraps(operation)
     def run(first: Tensor | LossCall, *args: Any) -> Any:
-        x = first if isinstance(first, Tensor) else first.x
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        kind = (first if isinstance(first, Tensor) else first.x).device.type
+        if not torch.is_grad_enabled() and not _autocasts(kind):  # inside an autograd.Function: contexts take time
+            return operation(first, *args)
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
             return operation(first, *args)
 
     return cast(F, run)
+
+
+def _autocasts(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -126,8 +132,6 @@ class LabelWalk:
     out: torch.dtype  # of sums
     operand: torch.dtype  # of what is multiplied
     x: Tensor
-    dft: Tensor
-    codes: Tensor
     slack: Tensor
     apart: bool  # whether the constant feature is added apart from the products
     size: int  # labels of a chunk
@@ -141,17 +145,16 @@ class LabelWalk:
     ) -> None:
         self.layer, self.batch, self.out = layer, x.shape[0], accumulate_dtype(x.dtype)
         self.operand = x.dtype if narrow else self.out
-        self.x = x.to(self.operand)
-        columns, fixed = layer.dft_columns, layer.fixed_columns
-        self.dft, self.codes, self.slack = self.x[:, :columns], self.x[:, columns:fixed], self.x[:, fixed:]
+        self.x = x if x.dtype == self.operand else x.to(self.operand)
+        meta, device, rows = layer.meta, x.device, layer.num_rows
+        self._first, self._fixed = meta.dft_columns, meta.fixed_columns  # columns of the codes, of the slack
+        self.slack = self.x[:, self._fixed :] if self._fixed else self.x
         # The constant feature carries the prior of all labels: rounded operands would take half of its bits, so it is
         # left out of such products and added in full, as the bias is.
-        rounded = self.operand in _NARROW or (self.operand == torch.float32 and rounds_float32(x.device))
-        self.apart = rounded and layer.k >= 0
-        device = x.device
-        limits = chunk_limits(device)
-        shape = walk_shape(layer.meta, layer.num_rows, self.batch, narrow, x.dtype, rounded, device, limits, runs)
-        self.size, self.run, self.tables = shape.size, shape.run, tables_of(layer, shape)
+        rounded = self.operand in _NARROW or (self.operand == torch.float32 and rounds_float32(device))
+        self.apart = rounded and meta.k >= 0
+        shape = walk_shape(meta, rows, self.batch, narrow, x.dtype, rounded, device, chunk_limits(device), runs)
+        self.size, self.run, self.tables = shape.size, shape.run, tables_of(layer, shape, self.apart)
         self.rank = self.tables.basis.shape[1] * (-(-self.size // self.run) if self.run else 1)
         # Chunks whose coefficients are made at a time: as many as take the memory of the logits of one.
         self.group = max(self.size // max(self.rank, 1), 1)
@@ -160,14 +163,23 @@ class LabelWalk:
         self._coefficients: Tensor | None = None
         self._grad_coefficients: Tensor | None = None
 
+    @property
+    def dft(self) -> Tensor:
+        """Features ``[B, 2k+1]``."""
+        return self.x[:, : self._first]
+
+    @property
+    def codes(self) -> Tensor:
+        """Features ``[B, codes]``."""
+        return self.x[:, self._first : self._fixed]
+
     def buffer(self, dtype: torch.dtype) -> Tensor:
         """Memory for a number of every row and label of a chunk."""
-        return self.x.new_empty(self.batch * round_up(self.size, self._aligned), dtype=dtype)
+        return self.x.new_empty(self.batch, round_up(self.size, self._aligned), dtype=dtype)
 
     def view(self, buffer: Tensor, labels: int) -> Tensor:
         """``[B, labels]`` in it."""
-        width = round_up(labels, self._aligned)
-        return buffer[: self.batch * width].view(self.batch, width)[:, :labels]
+        return buffer if labels == buffer.shape[1] else buffer[:, :labels]
 
     @property
     def constant(self) -> float:
@@ -182,10 +194,11 @@ class LabelWalk:
 
     def parts(self) -> Iterator[Chunk]:
         """Chunks whose logits nobody needs."""
-        layer = self.layer
-        for index, start in enumerate(range(0, layer.num_rows, self.size)):
-            stop = min(start + self.size, layer.num_rows)
-            weight = layer.weight[start:stop].to(self.operand)
+        whole, rows = self.layer.weight, self.layer.num_rows
+        for index, start in enumerate(range(0, rows, self.size)):
+            stop = min(start + self.size, rows)
+            weight = whole if self.size >= rows else whole[start:stop]
+            weight = weight if weight.dtype == self.operand else weight.to(self.operand)
             yield Chunk(index, start, stop, weight, self._codes_of(start, stop), self.view(self._z, stop - start))
 
     def _fill(self, chunk: Chunk) -> None:
@@ -221,36 +234,44 @@ class LabelWalk:
 
     def coefficients(self, chunk: Chunk) -> Tensor:
         """The DFT features seen from the centre of a chunk, or of each of its runs, through V: ``[B, r]``."""
-        first, columns = int(self.apart), self._columns(chunk)
+        columns = self._columns(chunk)
         if columns.start == 0:
-            assert self.tables.rotation is not None
             if self._coefficients is None:
                 self._coefficients = self._for_a_group()
-            m = self.tables.rotation[chunk.number * self.rank : (chunk.number + self.group) * self.rank]
-            product(self.dft[:, first:], m[:, first:].T, self._coefficients[:, : len(m)])
+            first, m = int(self.apart), self.tables.forward
+            assert m is not None
+            if m.shape[1] > self._coefficients.shape[1]:
+                m = m[:, chunk.number * self.rank : (chunk.number + self.group) * self.rank]
+            product(self.x[:, first : self._first], m, self._part(self._coefficients, slice(0, m.shape[1])))
         assert self._coefficients is not None
-        return self._coefficients[:, columns]
+        return self._part(self._coefficients, columns)
 
     def grad_coefficients(self, chunk: Chunk) -> Tensor:
         """Where their gradient goes."""
         if self._grad_coefficients is None:
             self._grad_coefficients = self._for_a_group()
-        return self._grad_coefficients[:, self._columns(chunk)]
+        return self._part(self._grad_coefficients, self._columns(chunk))
+
+    def _part(self, coefficients: Tensor, columns: slice) -> Tensor:
+        return (
+            coefficients if columns.start == 0 and columns.stop >= coefficients.shape[1] else coefficients[:, columns]
+        )
 
     def _for_a_group(self) -> Tensor:
         """Memory for the coefficients of a group."""
         assert self.tables.rotation is not None
-        return self.x.new_empty(self.batch, min(self.group * self.rank, len(self.tables.rotation)))
+        return self.x.new_empty(self.batch, min(self.group * self.rank, self.tables.rotation.shape[0]))
 
     def add_dft_gradient(self, chunk: Chunk, grad: Tensor) -> None:
         """Adds ``M`` times the gradients of all coefficients of a group to ``grad [B, 2k+1]``, after its last chunk."""
         columns, last = self._columns(chunk), chunk.stop == self.layer.num_rows
         if not (last or columns.stop == self.group * self.rank):
             return
-        assert self.tables.rotation is not None and self._grad_coefficients is not None
-        first = chunk.number * self.rank - columns.start
-        m = self.tables.rotation[first : first + columns.stop]
-        product(self._grad_coefficients[:, : len(m)], m, grad, add=first > 0)
+        first, m = chunk.number * self.rank - columns.start, self.tables.rotation
+        assert self._grad_coefficients is not None and m is not None
+        if m.shape[0] > self._grad_coefficients.shape[1]:
+            m = m[first : first + columns.stop]
+        product(self._part(self._grad_coefficients, slice(0, m.shape[0])), m, grad, add=first > 0)
 
     def _columns(self, chunk: Chunk) -> slice:
         """Those of a chunk among the coefficients of its group."""
@@ -295,12 +316,11 @@ class GradientOfX:
             _ = part.add_(made) if add else part.copy_(made)
         if layer.k < 0:
             return
-        basis = walk.tables.basis[: chunk.stop - chunk.start]
         if walk.tables.rotation is None:
-            product(g, basis, self.grad[:, :columns], add)
+            product(g, walk.tables.basis, self.grad[:, :columns], add)
             return
         if not walk.run:
-            product(g, basis, walk.grad_coefficients(chunk))
+            product(g, walk.tables.basis[: chunk.stop - chunk.start], walk.grad_coefficients(chunk))
         walk.add_dft_gradient(chunk, self.grad[:, :columns])
 
     def finish(self) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from ...labels import LabelSets
@@ -20,6 +20,8 @@ from ..library_walk import Chunk, LabelWalk
 from . import configs, interpreted
 from .kernels.elementwise import elementwise_kernel, finish_kernel
 from .kernels.losses import settings
+
+_HERE = contextlib.nullcontext()
 
 
 class TritonPointwise:
@@ -61,6 +63,20 @@ class Targets:
         return *self._sets, part, *part.stride()
 
 
+@functools.lru_cache(maxsize=1024)
+def _keywords(
+    params: ElementwiseParams, dtype: torch.dtype, bias: bool, apart: bool, waves: bool, grad_x: bool, sparse: bool,
+    unknown: bool, label_weight: bool, label_pos_weight: bool, weight: float, pos_weight: float, row_scale: bool,
+    gradient: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """The constants and options of a launch: the same at every step, made once."""
+    return settings(params) | {
+        "BIAS": bias, "APART": apart, "WAVES": waves, "GRAD_WAVES": waves and grad_x, "SPARSE": sparse, "UNKNOWN": unknown,
+        "LABEL_WEIGHT": label_weight, "LABEL_POS_WEIGHT": label_pos_weight, "WEIGHT": weight, "POS_WEIGHT": pos_weight,
+        "ROW_SCALE": row_scale, "GRADIENT": gradient, "ROUGH": dtype == torch.bfloat16, "INTERPRETED": interpreted(),
+    } | configs.elementwise(dtype).options(configs.platform())  # fmt: skip
+
+
 class TritonElementwise:
     """The losses of the rows of one call, chunk after chunk."""
 
@@ -74,44 +90,41 @@ class TritonElementwise:
         weights = params.weight, params.pos_weight
         self._weights = [label_vector(w, layer, walk.out) if isinstance(w, Tensor) else None for w in weights]
         numbers = [1.0 if w is None or isinstance(w, Tensor) else float(w) for w in weights]
-        self._config = configs.elementwise(x.dtype)
-        self._blocks = triton.cdiv(walk.batch, self._config.BM)
-        tiles = triton.cdiv(walk.size, self._config.BN)
+        config = configs.elementwise(x.dtype)
+        self._blocks = -(-walk.batch // config.BM)
         if walk.run:
-            self._parts, self._each = triton.cdiv(walk.size, walk.run), walk.run // self._config.BN
+            self._parts, self._each = -(-walk.size // walk.run), walk.run // config.BN
         else:
-            self._parts, self._each = configs.parts(tiles, self._blocks, x.device)
+            self._parts, self._each = configs.parts(-(-walk.size // config.BN), self._blocks, x.device)
+        self._labels = self._each * config.BN  # of a part
         self._row_sums = x.new_empty(self._parts, walk.batch, dtype=walk.out)
         self._totals = x.new_empty(self._parts * self._blocks, dtype=walk.out)
         self._g = None if walk.operand == walk.out else walk.buffer(walk.operand)
-        self._constants = settings(params) | {
-            "BIAS": layer.bias is not None, "APART": walk.apart,
-            "WAVES": walk.run > 0, "GRAD_WAVES": walk.run > 0 and call.needs[0],
-            "SPARSE": self._targets.sparse, "UNKNOWN": self._targets.unknown,
-            "LABEL_WEIGHT": self._weights[0] is not None, "LABEL_POS_WEIGHT": self._weights[1] is not None,
-            "WEIGHT": numbers[0], "POS_WEIGHT": numbers[1], "ROW_SCALE": self._row_scale is not None,
-            "GRADIENT": any(call.needs),
-            "ROUGH": x.dtype == torch.bfloat16, "INTERPRETED": interpreted(),
-        }  # fmt: skip
+        self._needed = True in call.needs
+        plain = weights[0] is None and weights[1] is None
+        self._keywords = _keywords(
+            params if plain else params._replace(weight=None, pos_weight=None), x.dtype, layer.bias is not None, walk.apart, walk.run > 0,
+            call.needs[0], self._targets.sparse, self._targets.unknown, self._weights[0] is not None,
+            self._weights[1] is not None, *numbers, self._row_scale is not None, self._needed,
+        )  # fmt: skip
 
     def __call__(self, chunk: Chunk) -> Slopes | None:
         call, walk, layer, z = self._call, self._walk, self._call.layer, chunk.z
         g = z if self._g is None else walk.view(self._g, z.shape[1])
-        part = slice(chunk.start, chunk.stop)
-        bias, *weights = (z if t is None else t[part] for t in (layer.bias, *self._weights))
+        bias, *weights = (z if t is None else t[chunk.start : chunk.stop] for t in (layer.bias, *self._weights))
         coef = walk.coefficients(chunk) if walk.run else z
         grad_coef = walk.grad_coefficients(chunk) if walk.run and call.needs[0] else coef
         if walk.batch:
             with on(z):
                 # The last chunk may have fewer parts: the sums of the others stay as they are.
-                elementwise_kernel[(self._blocks, triton.cdiv(z.shape[1], self._each * self._config.BN))](
+                elementwise_kernel[(self._blocks, -(-z.shape[1] // self._labels))](
                     z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, grad_coef, coef.stride(0),
                     bias, *self._targets.of(chunk), *weights,
                     z if self._row_scale is None else self._row_scale, self._row_sums, self._totals,
                     walk.batch, z.shape[1], layer.label_start + chunk.start, walk.constant, self._scale,
-                    self._scale_low, self._each, chunk.number, **self._constants, **self._config.options(configs.platform()),
+                    self._scale_low, self._each, chunk.number, **self._keywords,
                 )  # fmt: skip
-        return Slopes(g) if any(call.needs) else None
+        return Slopes(g) if self._needed else None
 
     def finish(self, wide: Tensor | None, narrow: Tensor | None) -> Rows:
         walk, sums, scale = self._walk, self._row_sums, self._value_scale
@@ -122,22 +135,26 @@ class TritonElementwise:
         rows = sums.new_empty(walk.batch, dtype=torch.float64)
         value = None if scale is None else sums.new_empty((), dtype=walk.out)
         size = 0 if wide is None else wide.numel()
-        programs = min(triton.cdiv(size, configs.FINISH["SHARE"]), configs.FINISHERS)
+        programs = max(
+            -(-walk.batch // configs.FINISH["BLOCK"]), min(-(-size // configs.FINISH["SHARE"]), configs.FINISHERS)
+        )
         with on(sums):
-            finish_kernel[(max(triton.cdiv(walk.batch, configs.FINISH["BLOCK"]), programs),)](
+            finish_kernel[(programs,)](
                 sums, self._totals, rows, rows if value is None else value, rows if wide is None else wide,
                 rows if narrow is None else narrow, walk.batch, self._parts, self._totals.numel(), size,
                 *two_floats(scale or 0.0), TOTAL=scale is not None, CONVERT=wide is not None,
-                INTERPRETED=interpreted(), **configs.FINISH,
+                INTERPRETED=self._keywords["INTERPRETED"], **configs.FINISH,
             )  # fmt: skip
         return Rows(rows, value)
 
 
 def on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Where kernels of tensors like this one are launched."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+    elsewhere = x.is_cuda and x.get_device() != torch.cuda.current_device()
+    return torch.cuda.device(x.device) if elsewhere else _HERE
 
 
+@functools.lru_cache(maxsize=1024)
 def two_floats(number: float) -> tuple[float, float]:
     """``number`` as the sum of two float32, as which numbers reach a kernel: for float64 passes."""
     high = float(np.float32(number))

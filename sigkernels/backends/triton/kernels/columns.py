@@ -178,6 +178,7 @@ def columns_kernel(
             loss = tl.sum(tl.where(in_label, 1.0 - (rest + per_s * s) * inverse, 0.0), axis=0)
             if more > 0:
                 loss += tl.load(values + tile)
+            tl.debug_barrier()  # every thread has read it, one of them writes it
             tl.store(values + tile, loss)
             by_y = METRIC[0] * inverse
             # per_s - METRIC[4] · value, with the terms in s gone

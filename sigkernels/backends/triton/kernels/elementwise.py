@@ -197,6 +197,7 @@ def elementwise_kernel(
         tl.store(grad_coef + wave_place, made, mask=in_row[:, None])
     sums = row_sums + part * batch + row
     before = tl.load(sums, mask=in_row.to(tl.int32) * more > 0, other=0.0)
+    tl.debug_barrier()  # several threads have read a row's, one of them writes it
     row_loss = tl.sum(loss, axis=1) + before
     tl.store(sums, row_loss, mask=in_row)
     tl.store(totals + part * tl.num_programs(0) + block, tl.sum(tl.where(in_row, row_loss, 0.0), axis=0))
