@@ -44,7 +44,7 @@ TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "f
 VARIANTS = {
     "elementwise": ("sparse", "dense", "products"),  # the last leaves the DFT part to products
     "finish": ("total", "rows"),
-    "columns": ("sparse", "dense"),
+    "columns": ("sparse", "dense", "many"),  # the last with many rows
     "topk": ("short", "long"),
     "scale": ("all",),
     "lml": ("step0", "step1", "step2", "step3"),
@@ -106,6 +106,7 @@ def _pointwise(job: Job) -> Launch:
     types |= dict.fromkeys(("pooled", "sums", "values", "grad_beta", "grad_eta", "rows"), "*fp64")
     types |= dict.fromkeys(("indices", "offsets", "best_labels"), "*i64") | dict.fromkeys(("unknown", "dense"), "*u8")
     types |= dict.fromkeys(("constant", "scale", "scale_low"), "fp32")
+    types["marks"] = "*i32"
     types["best_keys"] = "*i64" if job.dtype == "float64" else "*i32"
     rich, cuda = job.variant == "dense", job.target.startswith("cuda")
     waves = job.variant != "products" and (job.dtype in ("bfloat16", "float16") or (cuda and job.dtype == "float32"))
@@ -125,7 +126,11 @@ def _pointwise(job: Job) -> Launch:
         options: dict[str, Any] = {"num_warps": constants.pop("num_warps")}
     else:
         dtype = getattr(torch, job.dtype)
-        chosen = {"elementwise": configs.elementwise(dtype), "columns": configs.columns(dtype), "topk": configs.TOPK}
+        chosen = {
+            "elementwise": configs.elementwise(dtype),
+            "columns": configs.columns(dtype, 1024 if job.variant == "many" else 64),
+            "topk": configs.TOPK,
+        }
         options = chosen[job.kernel].options(job.target.split(":")[0])
         constants |= {name: options.pop(name) for name in ("BM", "BN")}
         if job.kernel == "columns":

@@ -15,6 +15,7 @@ from ..library_pass import GradientSums, Slopes
 from ..library_walk import Chunk, LabelWalk, without_autocast
 from . import configs, interpreted
 from .kernels.columns import columns_kernel
+from .kernels.flash import mark_kernel
 from .pointwise import Targets, on, two_floats
 
 
@@ -55,11 +56,13 @@ class _Columns:
         self._call, self._walk, self._params, self._targets = call, walk, params, Targets(call.targets, x)
         given = params.beta, params.eta
         self._settings = [label_vector(s, layer, walk.out) if isinstance(s, Tensor) else None for s in given]
-        self._config = configs.columns(x.dtype)
+        self._config = configs.columns(x.dtype, walk.batch)
         self._tiles = -(-walk.size // self._config.BN)
         # Without rows every denominator is 0: value 0, loss 1 for each label.
         empty = 0.0 if walk.batch else float(layer.num_rows)
         self._values = torch.full((self._tiles,), empty / self._tiles, dtype=torch.float64, device=x.device)
+        words = -(-walk.size // 32) if self._targets.sparse else 1  # a kernel that reads none takes a pointer
+        self._marks = x.new_empty(words, walk.batch, dtype=torch.int32)
         self._g = None if walk.operand == walk.out else walk.buffer(walk.operand)
         self.setting_grads = [
             torch.zeros(layer.num_rows, dtype=torch.float64, device=x.device) if need else None
@@ -96,13 +99,18 @@ class _Columns:
         layer, part = call.layer, slice(chunk.start, chunk.stop)
         bias, *settings = (z if t is None else t[part] for t in (layer.bias, *self._settings))
         grads = [z if grad is None else grad[part] for grad in self.setting_grads]
-        sets, dense = self._targets.of(chunk)[:2], self._targets.of(chunk)[3:]
+        indices, offsets, _, *dense = self._targets.of(chunk)
         with on(z):
+            if self._targets.sparse:
+                words, marks = -(-z.shape[1] // 32), configs.MARKS
+                mark_kernel[-(-words // marks["WORDS"]), -(-walk.batch // marks["ROWS"])](
+                    indices, offsets, self._marks, layer.label_start + chunk.start, walk.batch, words, **marks
+                )
             columns_kernel[(triton.cdiv(z.shape[1], self._config.BN),)](
-                z, g, z.stride(0), walk.x, walk.x.stride(0), bias, *sets, *dense, *settings,
+                z, g, z.stride(0), walk.x, walk.x.stride(0), bias, self._marks, *dense, *settings,
                 z if self.pooled is None else self.pooled, z if sums is None else sums, self._values,
                 z if column_sums is None else column_sums, *grads,
-                walk.batch, z.shape[1], layer.label_start + chunk.start, walk.constant, *two_floats(float(call.scale)),
+                walk.batch, z.shape[1], walk.constant, *two_floats(float(call.scale)),
                 chunk.number, SUMS=sweeps[0], SLOPES=sweeps[1],
                 COLUMN_SUMS=call.needs[2] and sweeps[1], **constants(params, walk, self._targets.sparse, call.needs),
                 BIAS=layer.bias is not None, **self._config.options(configs.platform()), enable_fp_fusion=False,

@@ -11,9 +11,11 @@ MAX_LIST = 64  # the longest list that the top-m kernel keeps; beyond it chunks 
 TOPK_PROGRAMS = 512  # of a launch, about
 FINISHERS = 1024  # programs of the last kernel of a step, at the most where it has few rows
 FINISH = {"BLOCK": 32, "PARTS": 64, "COUNT": 2048, "SHARE": 4096, "num_warps": 4}  # numbers that one takes at a time
+MARKS = {"WORDS": 64, "ROWS": 32}  # of a program that marks positives as bits
 _PROGRAMS = 16  # of the elementwise kernel, that a multiprocessor runs at once
 _PROCESSORS = 108  # of a device that does not say
 _LEAST_RUN = 64  # labels
+_MANY_ROWS = 512
 
 
 class Config(NamedTuple):
@@ -60,9 +62,11 @@ def parts(tiles: int, blocks: int, device: torch.device) -> tuple[int, int]:
     return -(-tiles // each), each
 
 
-def columns(dtype: torch.dtype) -> Config:
-    """Few labels, so that many programs share a chunk; they walk over the rows."""
-    return Config(8 if dtype == torch.float64 else 16, 32, 4, 255)
+def columns(dtype: torch.dtype, batch: int) -> Config:
+    """Programs walk over the rows: with many rows of few labels each, a sector, so that enough programs share a chunk; with
+    few rows of more, for the sums at the end are a part of their time."""
+    rows = 32 if dtype == torch.float64 else 64
+    return Config(rows, 8, 4, 255) if batch > _MANY_ROWS else Config(rows // 4, 32, 4, 255)
 
 
 def platform() -> str:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .elementwise import block_of_logits, constant_part, in_full, rounded
 from .losses import exp_minus
-from .targets import entries_from, entry_at, negate_positives, soft_targets
+from .targets import soft_targets
 
 MOST_BETA: tl.constexpr = tl.constexpr(3e38)  # finite in float32, too
 
@@ -66,27 +66,25 @@ def setting(of, label, in_label, NUMBER: tl.constexpr, GIVEN: tl.constexpr, ACC:
 
 @triton.jit
 def target_block(
-    indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, count,
-    SPARSE: tl.constexpr, MIRRORED: tl.constexpr, ACC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    marks, dense, dense_stride, dense_step, row, in_row, batch, tile, label, mask,
+    SPARSE: tl.constexpr, MIRRORED: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """``y [BM, BN]``, or 1-y of a mirrored metric."""
     if SPARSE:
-        ones = tl.full((BM, BN), 1.0, ACC)
-        position, end = entries_from(indices, offsets, row, in_row, first)
-        upcoming = entry_at(indices, position, end, in_row)
-        signs, _, _, _ = negate_positives(ones, indices, offsets, upcoming, position, end, first, count, False, BM, BN)
-        y = (signs > 0).to(ACC) if MIRRORED else (signs < 0).to(ACC)
+        word = (tl.zeros((), tl.int64) + tile * BN // 32) * batch
+        bits = tl.load(marks + word + row, mask=in_row, other=0)
+        y = ((bits[:, None] >> (label % 32)[None, :]) & 1).to(ACC)
     else:
         y = soft_targets(dense, dense_stride, dense_step, row, label, mask, ACC)
-        if MIRRORED:
-            y = 1.0 - y
+    if MIRRORED:
+        y = 1.0 - y
     return y
 
 
 @triton.jit
 def scored_rows(
-    z, stride, features, features_stride, bias, indices, offsets, dense, dense_stride, dense_step,
-    row0, batch, tile, label, in_label, labels, first, constant, beta, eta,
+    z, stride, features, features_stride, bias, marks, dense, dense_stride, dense_step,
+    row0, batch, tile, label, in_label, labels, constant, beta, eta,
     BIAS: tl.constexpr, APART: tl.constexpr, SPARSE: tl.constexpr, FORM: tl.constexpr, MIRRORED: tl.constexpr,
     ACC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -100,23 +98,20 @@ def scored_rows(
         z + start, stride, apart, bias, in_row, label, tile * BN + BN - 1, labels, BIAS, APART, BM
     )  # fmt: skip
     y = target_block(
-        indices, offsets, dense, dense_stride, dense_step, row, in_row, label, mask, first, labels - tile * BN,
-        SPARSE, MIRRORED, ACC, BM, BN,
-    )  # fmt: skip
+        marks, dense, dense_stride, dense_step, row, in_row, batch, tile, label, mask, SPARSE, MIRRORED, ACC, BN
+    )
     score, slope, steep, t = score_of(value, beta, eta, FORM, MIRRORED)
     return score, slope, steep, t, y, mask, start
 
 
-@triton.jit(
-    do_not_specialize=["labels", "batch", "label_start", "features_stride", "dense_stride", "dense_step", "more"]
-)
+@triton.jit(do_not_specialize=["labels", "batch", "features_stride", "dense_stride", "dense_step", "more"])
 def columns_kernel(
     z,  # [B, c] with a row stride, the logits without bias and, with APART, without the constant feature
     g,  # the same, out: ∂loss/∂z; z itself where it is as wide
     stride,  # of both, a multiple of 16
     features, features_stride,  # x: its first column is the constant feature
     bias,  # [c]
-    indices, offsets,  # label sets, SPARSE
+    marks,  # [⌈c/32⌉, B] int32, SPARSE: label 32·w + i of the chunk is bit i of word w
     dense, dense_stride, dense_step,  # else [B, c] of any dtype
     betas, etas,  # [c]
     pooled,  # [2] float64: on_y and on_all of a pooled loss
@@ -124,7 +119,7 @@ def columns_kernel(
     values,  # [tiles] float64: the losses of a tile's labels, added up over chunks
     column_sums,  # [c] out: the sums of ∂loss/∂z
     grad_beta, grad_eta,  # [c] float64, out
-    batch, labels, label_start, constant, scale, scale_low,
+    batch, labels, constant, scale, scale_low,
     more,  # above 0 where `values` holds those of earlier chunks
     BIAS: tl.constexpr, APART: tl.constexpr, SPARSE: tl.constexpr, FORM: tl.constexpr, MIRRORED: tl.constexpr,
     METRIC: tl.constexpr, BETA: tl.constexpr, ETA: tl.constexpr, TINY: tl.constexpr,
@@ -138,7 +133,6 @@ def columns_kernel(
     r = tl.arange(0, BM)
     label = tile * BN + tl.arange(0, BN)
     in_label = label < labels
-    first = tile.to(tl.int64) * BN + label_start
     beta = setting(betas, label, in_label, BETA, HAS_BETA, ACC)[None, :]
     eta = setting(etas, label, in_label, ETA, HAS_ETA, ACC)[None, :]
     nothing = tl.zeros((BN,), tl.float64)
@@ -149,17 +143,29 @@ def columns_kernel(
             row = tl.zeros((BM,), tl.int64) + row0 + r
             mask = (row < batch)[:, None] & in_label[None, :]
             y = target_block(
-                indices, offsets, dense, dense_stride, dense_step, row, row < batch, label, mask, first, labels - tile * BN,
-                SPARSE, MIRRORED, ACC, BM, BN,
-            )  # fmt: skip
+                marks,
+                dense,
+                dense_stride,
+                dense_step,
+                row,
+                row < batch,
+                batch,
+                tile,
+                label,
+                mask,
+                SPARSE,
+                MIRRORED,
+                ACC,
+                BN,
+            )
             least = tl.minimum(least, tl.min(tl.where(mask, y, float("inf")), axis=0))
         least = tl.where(in_label, least, 0.0)
     if SUMS:
         tp, s, p = nothing, nothing, nothing
         for row0 in range(0, batch, BM):
             score, _, _, _, y, mask, _ = scored_rows(
-                z, stride, features, features_stride, bias, indices, offsets, dense, dense_stride, dense_step, row0, batch,
-                tile, label, in_label, labels, first, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
+                z, stride, features, features_stride, bias, marks, dense, dense_stride, dense_step, row0, batch, tile,
+                label, in_label, labels, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
             )  # fmt: skip
             score = tl.where(mask, score, 0.0)
             tp += tl.sum(score * (y - least[None, :]), axis=0).to(tl.float64)
@@ -193,8 +199,8 @@ def columns_kernel(
         on_all = (factor * by_all).to(ACC)
         for row0 in range(0, batch, BM):
             _, slope, steep, t, y, mask, start = scored_rows(
-                z, stride, features, features_stride, bias, indices, offsets, dense, dense_stride, dense_step, row0, batch,
-                tile, label, in_label, labels, first, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
+                z, stride, features, features_stride, bias, marks, dense, dense_stride, dense_step, row0, batch, tile,
+                label, in_label, labels, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
             )  # fmt: skip
             by_score = on_y[None, :] * (y - least[None, :]) + on_all[None, :]
             if NEED_BETA:
