@@ -214,11 +214,9 @@ def _torch_csr(name: str, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _scipy_csr(name: str, matrix: Any) -> tuple[Tensor, Tensor, Tensor]:
-    try:
-        _check_scipy_format(matrix)
-        csr = matrix.tocsr()
-    except (ValueError, IndexError) as error:
-        raise ValueError(f"{name} is damaged, scipy cannot read it: {error}; build it anew") from error
+    if matrix.format != "csr":  # whose own arrays are checked below
+        check_scipy_format(name, matrix)
+    csr = matrix.tocsr()
     if csr.dtype.kind not in "biuf":
         raise TypeError(f"{name} must hold real numbers, got dtype {csr.dtype}; call .real or .astype(float)")
     arrays = csr.indices.astype("int64"), csr.indptr.astype("int64"), csr.data.astype("float64")
@@ -226,14 +224,19 @@ def _scipy_csr(name: str, matrix: Any) -> tuple[Tensor, Tensor, Tensor]:
     return indices, offsets, values
 
 
-def _check_scipy_format(matrix: Any) -> None:
-    """Refuses indices outside of the matrix, which scipy trusts when it converts: it would read and write beyond arrays."""
-    if matrix.format in ("csc", "bsr"):
-        matrix.check_format(full_check=True)
-    elif matrix.format == "coo":
-        for axis, (indices, size) in enumerate(zip(matrix.coords, matrix.shape, strict=True)):
-            if len(indices) != len(matrix.data) or (len(indices) and not 0 <= indices.min() <= indices.max() < size):
-                raise ValueError(f"its indices of axis {axis} are not {len(matrix.data)} numbers in 0 … {size - 1}")
+def check_scipy_format(name: str, matrix: Any) -> None:
+    """Refuses indices outside of a scipy matrix, which scipy trusts: it would read and write beyond its arrays."""
+    try:
+        if matrix.format in ("csr", "csc", "bsr"):
+            matrix.check_format(full_check=True)
+        elif matrix.format == "coo":
+            for axis, (indices, size) in enumerate(zip(matrix.coords, matrix.shape, strict=True)):
+                if len(indices) != len(matrix.data) or (
+                    len(indices) and not 0 <= indices.min() <= indices.max() < size
+                ):
+                    raise ValueError(f"its indices of axis {axis} are not {len(matrix.data)} numbers in 0 … {size - 1}")
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{name} is damaged, scipy cannot read it: {error}; build it anew") from error
 
 
 def index_tensor(key: np.ndarray) -> Tensor:

@@ -213,6 +213,14 @@ def broken():
         (lambda: fit(weight_decay=-1), ValueError, "weight_decay must be .*got -1"),
         (lambda: fit(hidden=0), ValueError, "hidden must be at least 1, got 0"),
         (lambda: fit(threshold=None), TypeError, "threshold must be .*got None"),
+        *(
+            (
+                lambda kind=kind: sk.MultiLabelClassifier().fit(damaged(kind), Y),
+                ValueError,
+                "X is damaged, scipy cannot",
+            )
+            for kind in ("csr", "csc", "bsr", "coo")
+        ),
         (lambda: fit(verbose="yes"), TypeError, "verbose must be True or False, got 'yes'"),
         (lambda: fit(early_stopping="no"), TypeError, "early_stopping must be True or False, got 'no'"),
         (

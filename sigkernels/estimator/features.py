@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..label_forms import check_scipy_format
+
 Batch = Tensor | tuple[Tensor, Tensor, Tensor]  # [B, d], or (indices [nnz], offsets [B], values [nnz])
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -24,6 +26,8 @@ class Features:
     def __init__(self, X: Any) -> None:
         self.names = feature_names(X)
         self.sparse = hasattr(X, "tocsr")
+        if self.sparse:
+            check_scipy_format("X", X)
         self.matrix: Any = X.tocsr() if self.sparse else _numbers(X)
         if self.matrix.ndim != 2:
             raise ValueError(
