@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
+
+# Before OpenMP starts with torch: beside other work on the same cores, threads that spin make tests ten times as slow; on
+# idle cores threads that sleep cost a tenth.
+if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
