@@ -160,6 +160,32 @@ def test_which_sets_go_there(monkeypatch):
     assert sum(few) == 3 and moving == []
 
 
+def test_a_singular_system_loses_one_set_alone(monkeypatch):
+    rows = MATRICES["gaussian"]
+    items = items_of(rows, (1, 2, 5))
+    solver, calls = moving_rows.definite_solver, []
+
+    def third_fails(xp, h):
+        calls.append(len(h))
+        if len(calls) == 3:
+            raise np.linalg.LinAlgError
+        return solver(xp, h)
+
+    monkeypatch.setattr(moving_rows, "definite_solver", third_fails)
+    batch = batch_of(np, rows, None, items)
+    assert len(list(on_moving_rows(batch))) == 2 and [item.number for item in batch.items] == [2]
+
+    def fails(*args):
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(moving_rows, "definite_solver", solver)
+    monkeypatch.setattr(moving_rows._Path, "_determined_by", fails)
+    assert len(list(on_moving_rows(batch_of(np, rows, None, items)))) == 3  # by more steps alone
+    monkeypatch.setattr(soft_margin, "definite_solver", fails)
+    batch = batch_of(np, rows, None, items)
+    assert not list(on_moving_rows(batch)) and len(batch.items) == 3
+
+
 def test_radii_of_a_constant_column_beside_random_ones_are_closed_without_linear_programs():
     rows = MATRICES["gaussian"]
     report = verify(rows, [[1], [3, 400], [2, 5, 9, 77]], radius=True)

@@ -8,6 +8,7 @@ one matrix product per step. As soon as the rows that touch the ball seem to be 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ ROWS = 1.5  # nearest rows per feature
 FEW = 16  # one in so many rows may be out of date, where none of those cuts the ball
 TIED = 3.5  # … where many are tied: a few of them say little of the others
 MOST = 5  # rows per feature: beyond that loose ones leave, however near
+HEAVY = 0.1  # of a multiplier, if as many rows touch as there are features: rows with a larger one stay
 NEAR = 0.05  # of the radius: rows that near do not leave
 TIES = 0.02  # of the radius: among rows as near as that any may come first
 EDGE = 0.99  # of the box
@@ -30,8 +32,8 @@ ROUGHLY_PRICED = 0.01  # of the radius: until the gap is so small, float32 is en
 SETTLED = 0.01  # … and from there on rows only come in where they cut the ball
 CORRECTIONS = 2  # of a step, at most
 AIM = 0.1  # … which bring products of slacks and multipliers to between this and its inverse of their goal
-LONGER = 0.08  # … on steps that are so much longer
-WORTH = 0.02  # … if they are at least so much longer then
+LONGER = 1.08, 0.08  # … on steps that are so many times as long, and so much longer
+WORTH = 0.02  # … if these are at least so much longer then
 STEP = 0.995  # of the way to where a slack or multiplier vanishes
 SHARPEN = 1e-4  # of the radius: from this gap on the touching rows are tried
 AGAIN = 0.05  # … and again where the gap has fallen to this part
@@ -61,11 +63,15 @@ class _Bound(NamedTuple):
 def on_moving_rows(batch: Batch) -> Iterator[Ball]:
     """The balls of those sets that the method closes; the batch goes on with the others."""
     xp = batch.xp
-    soft = soft_balls(batch)
+    try:
+        soft = soft_balls(batch)
+    except np.linalg.LinAlgError:
+        return
     left, paths = [], [_Path(batch, i, soft) for i in range(len(batch.items))]
     for _ in range(STEPS):
         for path in paths:
-            path.step()
+            with _lost_if_singular(path):
+                path.step()
         left += [path.lane for path in paths if not path.sound]
         paths = [path for path in paths if path.sound]
         corners = [(path, corner) for path in paths if (corner := path.corner()) is not None]
@@ -87,6 +93,14 @@ def on_moving_rows(batch: Batch) -> Iterator[Ball]:
         if not paths:
             break
     batch.take(xp.asarray(sorted(left + [path.lane for path in paths]), dtype=xp.int64))
+
+
+@contextlib.contextmanager
+def _lost_if_singular(path: _Path) -> Iterator[None]:
+    try:
+        yield
+    except np.linalg.LinAlgError:
+        path.sound = False
 
 
 class _Path:
@@ -164,7 +178,7 @@ class _Path:
         step = self._towards(rs, rp, rq)
         primal, dual = self._lengths(step)
         for _ in range(CORRECTIONS):
-            ahead = self._after(step, xp.minimum(1.08 * primal + LONGER, 1.0), xp.minimum(1.08 * dual + LONGER, 1.0))
+            ahead = self._after(step, *(xp.minimum(LONGER[0] * t + LONGER[1], 1.0) for t in (primal, dual)))
             rs = rs + _missing(xp, ahead.s * ahead.multipliers, goal)
             rp = rp + _missing(xp, (1.0 - ahead.x) * ahead.upper, goal)
             rq = rq + _missing(xp, (1.0 + ahead.x) * ahead.lower, goal)
@@ -293,7 +307,7 @@ class _Path:
         near = np.zeros(n, dtype=bool)
         near[to_numpy(self._nearest(margins))] = True
         work, s, size = to_numpy(self.work), to_numpy(self.s), abs(float(self.e))
-        stay = near[work] | (to_numpy(self.multipliers) > 0.1 / d)
+        stay = near[work] | (to_numpy(self.multipliers) > HEAVY / d)
         if len(work) < MOST * d:
             stay |= s < NEAR * size
         near[work] = False
@@ -320,7 +334,7 @@ class _Path:
         if self.gap > AGAIN * self.tried:
             return None
         self.tried = self.gap
-        xp, size = self.xp, abs(float(self.e))
+        size = abs(float(self.e))
         at_edge = to_numpy((self.upper > size * (1.0 - self.x)) | (self.lower > size * (1.0 + self.x)))
         free = np.flatnonzero(~at_edge)
         share = to_numpy(self.multipliers / self.s)
@@ -330,12 +344,16 @@ class _Path:
         order = np.argsort(-share, kind="stable")
         falls = np.diff(np.log(share[order[len(free) :]]))
         touching = order[: len(free) + 1 + int(np.argmin(falls))]
-        at, chosen, held = xp.asarray(touching), xp.asarray(free), xp.asarray(at_edge)
-        x = xp.where(held, xp.sign(self.x), self.x)
-        rows, multipliers = (
-            xp.take(self.rows, at, axis=0) * xp.take(self.sign, at)[:, None],
-            xp.take(self.multipliers, at),
-        )
+        try:
+            return self._determined_by(touching, at_edge, free)
+        except np.linalg.LinAlgError:
+            return None
+
+    def _determined_by(self, touching: np.ndarray, at_edge: np.ndarray, free: np.ndarray) -> Array:
+        """The least squares of the touching rows' equations: for the point, and for the multipliers nearest to these."""
+        xp, at, chosen, held = self.xp, self.xp.asarray(touching), self.xp.asarray(free), self.xp.asarray(at_edge)
+        x, multipliers = xp.where(held, xp.sign(self.x), self.x), xp.take(self.multipliers, at)
+        rows = xp.take(self.rows, at, axis=0) * xp.take(self.sign, at)[:, None]
         system = concat(xp, [xp.take(rows, chosen, axis=1), -xp.ones_like(rows[:, :1])], axis=1)
         solve = definite_solver(xp, xp.matmul(mT(system), system)[None, :, :])
         z = concat(xp, [xp.take(x, chosen), self.e[None]])
@@ -345,10 +363,9 @@ class _Path:
             z = z - solve(xp.matmul(mT(system), given + xp.matmul(system, z))[None, :])[0, :]
             lacking = goal - xp.matmul(mT(system), multipliers)
             multipliers = multipliers + xp.matmul(system, solve(lacking[None, :])[0, :])
-        every = np.zeros(self.work.shape[0])
+        every, full = np.zeros(self.work.shape[0]), to_numpy(x).copy()
         every[touching] = np.maximum(to_numpy(multipliers), 0.0)
         self._offer_bound(xp.asarray(every), xp.asarray(every > 0))
-        full = to_numpy(x).copy()
         full[free] = to_numpy(z)[:-1]
         return xp.asarray(np.clip(full, -1.0, 1.0))
 
