@@ -112,6 +112,13 @@ def test_scikit_learn():
     assert "web" in names["model"].predict(["a web server"])[0]
 
 
+def test_torch_func():
+    names = run("torch.func")
+    names["model"](names["x"], names["y"]).backward()
+    for name, p in names["model"].named_parameters():
+        torch.testing.assert_close(names["each"][name].mean(0), p.grad, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_lightning(tmp_path):
     pytest.importorskip("pytorch_lightning")
