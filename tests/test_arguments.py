@@ -188,6 +188,11 @@ def broken():
         (lambda: metrics.RankingMetrics(10, m=(1.5,)), TypeError, "cut-off of m must be a whole number, got 1.5"),
         (lambda: metrics.RankingMetrics(2, m=(1,), propensity=[0.5, 0.5]), TypeError, "propensity must be .*got list"),
         (
+            lambda: metrics.RankingMetrics(9, m=(1,)).update(TOP.to("meta"), [[1]]),
+            ValueError,
+            "top is on the meta device",
+        ),
+        (
             lambda: metrics.RankingMetrics(2, m=(1,), propensity=torch.tensor([0.5, NAN])),
             ValueError,
             r"propensity must lie in \(0, 1\], got nan for label 1",

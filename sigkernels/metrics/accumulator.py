@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..partial_labels import clear_unknown, listed_in, without
-from ..validation import check_int
+from ..validation import check_int, refuse_meta
 from . import synchronise
 
 A = TypeVar("A", bound="Accumulator")
@@ -111,6 +111,7 @@ class Accumulator:
             raise ValueError(
                 f"{name} must be an integer tensor [B, m] of labels, highest first, as topk gives it, got {got}"
             )
+        refuse_meta(name, top)
         if top.shape[1] < least:
             raise ValueError(f"{name} holds {top.shape[1]} labels per row, but {least} are needed; ask topk for more")
         if top.numel() and not 0 <= int(top.min()) <= int(top.max()) < self.num_labels:
