@@ -21,8 +21,8 @@ from .soft_margin import SoftBalls, soft_balls
 STEPS = 30
 ROUGH = 0.01  # of the radius: Hessians are made in float32 until all products sum to so little
 ROWS = 1.5  # nearest rows per feature
+TIED = 3.5  # … at most, where many are tied: a few of them say little of the others
 FEW = 16  # one in so many rows may be out of date, where none of those cuts the ball
-TIED = 3.5  # … where many are tied: a few of them say little of the others
 MOST = 5  # rows per feature: beyond that loose ones leave, however near
 HEAVY = 0.1  # of a multiplier, if as many rows touch as there are features: rows with a larger one stay
 NEAR = 0.05  # of the radius: rows that near do not leave
