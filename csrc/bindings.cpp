@@ -1,5 +1,4 @@
-// sigkernels._C: addresses, sizes and strides in, nothing out.  The Python side owns all memory and has checked all
-// arguments; what is checked here is what would lead the kernels outside of it.
+// sigkernels._C: operations on torch's tensors in, tensors out.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,10 +6,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "cpu/driver.h"
+#include "call.h"
 #include "cpu/gradient_memory.h"
+#include "fused_loss.h"
 #include "tensors.h"
 
 #ifndef SK_COMPILE_FLAGS
@@ -21,122 +22,44 @@ namespace py = pybind11;
 
 namespace {
 
-using Address = uintptr_t;  // tensor.data_ptr(); 0 for none
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
 sk::Dtype dtype_of(int dtype) {
     if (dtype < 0 || dtype > static_cast<int>(sk::Dtype::u8))
         throw py::value_error("dtype must be 0 (float32), 1 (float64), 2 (bfloat16), 3 (float16) or 4 (uint8)");
     return static_cast<sk::Dtype>(dtype);
 }
 
-// What calls of one shape share; Python keeps it between calls, and with it the arrays of the plan.
-struct Shape {
+std::shared_ptr<sk::Shape> shape_of(int dtype, int threads, int shares, int tile, int64_t chunk, int64_t rows,
+                                    int64_t labels, int64_t slack, int64_t label_start, int k, int codes,
+                                    const py::object& code_bits) {
     sk::Job job;
-    int64_t chunk = 256;
-
-    std::vector<int64_t> tile_starts() const {
-        std::vector<int64_t> starts;
-        for (int i = 0; i < job.shares; ++i) {
-            const sk::Share share = sk::share_of(job, i);
-            int64_t label = share.lo;
-            for (int64_t tile = sk::most_tiles(job); tile > 0; --tile, label = share.tile_end(label)) starts.push_back(label);
-        }
-        return starts;
-    }
-};
-
-Shape shape_of(int dtype, int threads, int shares, int tile, int64_t chunk, int64_t rows, int64_t labels, int64_t slack,
-               int64_t label_start, int k, int codes, Address code_bits) {
-    if (threads < 1 || shares < 1 || tile < 1 || chunk < 1 || rows < 0 || labels < 0 || slack < 0 || label_start < 0 || k < -1)
-        throw py::value_error("threads, shares, tile, chunk, rows, labels, slack, label_start and k must be sizes");
-    if (shares & (shares - 1)) throw py::value_error("shares must be a power of two");
-    const bool power = codes >= 16 && codes <= 4096 && (codes & (codes - 1)) == 0 && (codes & 0x1550);
-    if (codes && !(power && code_bits && (tile == 64 || tile == 128 || tile == 256)))
-        throw py::value_error("codes must be 0 or 16, 64, 256, 1024, 4096 with code_bits and a tile of 64, 128 or 256");
-    Shape shape;
-    sk::Job& job = shape.job;
-    job.dtype = dtype_of(dtype), job.threads = std::min(threads, shares), job.shares = shares, job.tile = tile;
-    shape.chunk = chunk;
+    job.dtype = dtype_of(dtype), job.threads = threads, job.shares = shares, job.tile = tile;
     job.rows = rows, job.labels = labels, job.slack = slack, job.label_start = label_start;
-    job.k = k, job.codes = codes, job.code_bits = at<const uint8_t>(code_bits);
-    return shape;
+    job.k = k, job.codes = codes;
+    return std::make_shared<sk::Shape>(job, chunk, code_bits);
 }
 
-void set_plan(Shape& shape, int rank, int even_rank, Address u, Address v_even, Address v_odd, Address cos, Address sin) {
-    sk::Job& job = shape.job;
-    if (job.k < 0 || even_rank < 0 || even_rank > rank) throw py::value_error("a plan is for a layer with a DFT part");
-    job.rank = rank, job.even_rank = even_rank, job.u = at<void>(u);
-    job.v_even = at<void>(v_even), job.v_odd = at<void>(v_odd), job.cos = at<void>(cos), job.sin = at<void>(sin);
+std::unique_ptr<sk::Call> call_of(std::shared_ptr<const sk::Shape> shape, py::handle x, py::handle weight, py::handle bias) {
+    sk::LayerArrays layer;
+    if (!layer.hold(x, weight, bias))
+        throw py::value_error("x, weight and bias must be a layer: CPU tensors [R, D], [m, s] and [m] of one dtype");
+    return std::make_unique<sk::Call>(std::move(shape), std::move(layer));
 }
 
-// A call on tensors of that shape.
-struct Call {
-    sk::Job job;
-    int64_t chunk;
-};
-
-Call call_of(const Shape& shape, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias) {
-    if (shape.job.k >= 0 && !shape.job.u) throw py::value_error("the shape has no plan yet");
-    Call call{shape.job, shape.chunk};
-    call.job.x = at<void>(x), call.job.x_stride = x_stride;
-    call.job.weight = at<void>(weight), call.job.weight_stride = weight_stride;
-    call.job.bias = at<void>(bias);
-    return call;
+void set_sparse_targets(sk::Call& call, py::handle indices, py::handle offsets, int64_t num_labels, py::handle unknown) {
+    sk::SparseTargets targets;
+    if (!targets.hold(indices, offsets)) throw py::value_error("indices and offsets must be vectors of int64 on the CPU");
+    call.set_sparse_targets(std::move(targets), num_labels);
+    call.set_unknown(unknown);
 }
 
-void set_sparse_targets(Call& call, Address indices, int64_t num_indices, Address offsets, int64_t num_offsets,
-                        int64_t num_labels, Address unknown) {
-    if (num_offsets != call.job.rows + 1)
-        sk::refuse_targets("there are " + std::to_string(num_offsets) + " offsets for " +
-                           std::to_string(call.job.rows) + " rows; there must be one more than rows");
-    // Without a single label there is nothing to read, but "sparse" must not look like "none".
-    call.job.indices = at<const int64_t>(indices ? indices : offsets), call.job.num_indices = num_indices;
-    call.job.offsets = at<const int64_t>(offsets), call.job.num_labels = num_labels;
-    call.job.unknown = at<const uint8_t>(unknown);
-}
-
-void set_dense_targets(Call& call, Address data, int dtype, int64_t stride, int64_t step) {
-    call.job.dense = at<void>(data), call.job.dense_dtype = dtype_of(dtype);
-    call.job.dense_stride = stride, call.job.dense_step = step;
-}
-
-void set_gradients(Call& call, Address grad_x, Address grad_bias, Address grad_weight, int64_t grad_weight_stride,
-                   int grad_weight_dtype) {
-    sk::Job& job = call.job;
-    job.grad_x = at<void>(grad_x), job.needs_x = grad_x;
-    job.grad_bias = at<void>(grad_bias), job.needs_bias = grad_bias;
-    job.grad_weight = at<void>(grad_weight), job.needs_weight = grad_weight;
-    job.grad_weight_stride = grad_weight_stride, job.grad_weight_dtype = dtype_of(grad_weight_dtype);
-}
-
-sk::Update update_of(int kind, int rounding, double lr, double weight_decay, double momentum, double beta1, double beta2,
-                     double correction1, double correction2, double eps, uint64_t key, Address parameter, int64_t stride,
-                     Address first, Address second, Address compensation) {
+sk::ParameterUpdate update_of(int kind, int rounding, double lr, double weight_decay, double momentum, double beta1,
+                              double beta2, double correction1, double correction2, double eps, uint64_t key,
+                              py::handle parameter, py::handle first, py::handle second, py::handle compensation) {
     if (kind < 1 || kind > 4) throw py::value_error("kind must be 1 (SGD), 2 (with momentum), 3 (Adagrad) or 4 (AdamW)");
     if (rounding < 0 || rounding > 2) throw py::value_error("rounding must be 0 (nearest), 1 (stochastic) or 2 (Kahan)");
-    const bool states = (kind < 2 || first) && (kind < 4 || second) && (rounding < 2 || compensation);
-    if (!parameter || !states) throw py::value_error("an update needs its parameter and the state of its kind");
-    return {static_cast<sk::UpdateKind>(kind), static_cast<sk::Rounding>(rounding), lr, weight_decay, momentum, beta1, beta2,
-            correction1, correction2, eps, key, at<void>(parameter), stride, at<void>(first), at<void>(second),
-            at<void>(compensation)};
-}
-
-// In place of gradients that are written.
-void set_updates(Call& call, const sk::Update* weight, const sk::Update* bias) {
-    sk::Job& job = call.job;
-    if (weight) job.weight_update = *weight, job.needs_weight = true;
-    if (bias) job.bias_update = *bias, job.needs_bias = true;
-}
-
-void run(const Call& call, const sk::Job& job, const sk::Outputs& outputs) {
-    const sk::Kernels& kernels = sk::kernels_for(sk::forced_isa(), job);
-    const py::gil_scoped_release release;
-    sk::run_job(kernels, job, call.chunk, outputs);
+    sk::Update numbers{static_cast<sk::UpdateKind>(kind), static_cast<sk::Rounding>(rounding), lr, weight_decay, momentum,
+                       beta1, beta2, correction1, correction2, eps, key};
+    return {numbers, parameter, first, second, compensation};
 }
 
 sk::LossParams loss_params(int kind, double label_smoothing, double gamma_pos, double gamma_neg, double alpha_pos,
@@ -146,61 +69,82 @@ sk::LossParams loss_params(int kind, double label_smoothing, double gamma_pos, d
             detach_focus};
 }
 
-double fused_loss(const Call& call, const sk::LossParams& loss, Address label_weight, Address pos_weight, double scale,
-                  Address row_scale, Address row_loss) {
-    sk::Job job = call.job;
-    job.loss = loss;
-    job.label_weight = at<void>(label_weight), job.pos_weight = at<void>(pos_weight);
-    job.scale_of_all = scale, job.row_scale = at<void>(row_scale), job.row_loss = at<double>(row_loss);
-    run(call, job, {});
-    double total = 0;
-    for (int64_t row = 0; row < job.rows; ++row) total += job.row_loss[row];
-    return total;
+using Three = std::tuple<bool, bool, bool>;
+
+sk::Needs needs_of(const Three& needs) { return {std::get<0>(needs), std::get<1>(needs), std::get<2>(needs)}; }
+
+py::tuple fused_loss(sk::Call& call, const sk::LossParams& loss, const Three& needs, double scale, py::handle row_scale,
+                     py::handle label_weight, py::handle pos_weight) {
+    const sk::LossResult result = sk::fused_loss(call, loss, scale, {label_weight, pos_weight, row_scale}, needs_of(needs));
+    const sk::Gradients& grads = result.gradients;
+    return py::make_tuple(result.rows, grads.x, grads.weight, grads.bias, result.total);
 }
 
 // slopes: (on_y, on_all) of pooled sums, or None
-void confusion_loss(const Call& call, int form, bool mirrored, double n_tp, double n_s, double n_p, double n_rows,
-                    double d_s, double d_p, double d_rows, double tiny, double scale, double beta, double eta,
-                    Address betas, Address etas, std::optional<std::pair<double, double>> slopes, Address row_loss,
-                    Address sums, Address grad_beta, Address grad_eta) {
+py::tuple confusion_loss(sk::Call& call, const Three& needs, bool needs_beta, bool needs_eta, int form, bool mirrored,
+                         double n_tp, double n_s, double n_p, double n_rows, double d_s, double d_p, double d_rows,
+                         double tiny, double scale, double beta, double eta, py::handle betas, py::handle etas,
+                         const std::optional<std::pair<double, double>>& slopes) {
     if (form < 0 || form > 2) throw py::value_error("form must be 0 (logits), 1 (probability) or 2 (unbounded)");
-    sk::Job job = call.job;
+    sk::Job& job = call.job;
     job.loss.kind = sk::LossKind::confusion;
-    job.row_loss = at<double>(row_loss);
     sk::ConfusionPass& pass = job.confusion;
     pass.params = {static_cast<sk::ConfusionForm>(form), mirrored, n_tp, n_s, n_p, n_rows, d_s, d_p, d_rows, tiny, scale,
                    beta, eta};
     pass.slopes_known = slopes.has_value();
     if (slopes) pass.on_y = slopes->first, pass.on_all = slopes->second;
-    pass.betas = at<void>(betas), pass.etas = at<void>(etas), pass.sums = at<double>(sums);
-    pass.grad_beta = at<double>(grad_beta), pass.grad_eta = at<double>(grad_eta);
-    run(call, job, {});
+    pass.betas = call.vector("betas", betas, call.real, job.labels);
+    pass.etas = call.vector("etas", etas, call.real, job.labels);
+    sk::Gradients grads = call.new_gradients(needs_of(needs));
+    const auto zeros = [](sk::NewTensor made, int64_t count, double*& data) {
+        data = static_cast<double*>(made.data);
+        std::fill(data, data + count, 0.0);
+        return made.object;
+    };
+    const py::object sums = zeros(sk::new_matrix(job.shares, 4, sk::Dtype::f64), 4 * int64_t{job.shares}, pass.sums);
+    py::object grad_beta = py::none(), grad_eta = py::none();
+    if (needs_beta) grad_beta = zeros(sk::new_vector(job.labels, sk::Dtype::f64), job.labels, pass.grad_beta);
+    if (needs_eta) grad_eta = zeros(sk::new_vector(job.labels, sk::Dtype::f64), job.labels, pass.grad_eta);
+    std::vector<double> row_loss(static_cast<size_t>(job.rows));
+    job.row_loss = row_loss.data();
+    call.run(job);
+    grads.round_to(job.dtype);
+    return py::make_tuple(sums, grads.x, grads.weight, grads.bias, grad_beta, grad_eta);
 }
 
-void logits(const Call& call, Address out, int64_t out_stride) {
+py::object logits(const sk::Call& call) {
     sk::Job job = call.job;
-    job.consumer = sk::Consumer::logits, job.out = at<void>(out), job.out_stride = out_stride;
-    run(call, job, {});
+    sk::NewTensor out = sk::new_matrix(job.rows, job.labels, job.dtype);
+    job.consumer = sk::Consumer::logits, job.out = out.data, job.out_stride = job.labels;
+    call.run(job);
+    return out.object;
 }
 
-void topk(const Call& call, int64_t keep, Address values, Address labels) {
-    if (keep < 0 || keep > call.job.labels) throw py::value_error("keep must be at most the number of labels");
+py::tuple topk(const sk::Call& call, int64_t keep) {
     sk::Job job = call.job;
+    if (keep < 0 || keep > job.labels) throw py::value_error("keep must be at most the number of labels");
+    sk::NewTensor values = sk::new_matrix(job.rows, keep, call.real), labels = sk::new_int64_matrix(job.rows, keep);
     job.consumer = sk::Consumer::topk, job.keep = keep;
     sk::Outputs outputs;
-    outputs.top_values = at<void>(values), outputs.top_labels = at<int64_t>(labels);
-    run(call, job, outputs);
+    outputs.top_values = values.data, outputs.top_labels = static_cast<int64_t*>(labels.data);
+    call.run(job, outputs);
+    return py::make_tuple(values.object, labels.object);
 }
 
-std::unique_ptr<sk::Found> predict(const Call& call, double threshold, Address thresholds) {
-    auto found = std::make_unique<sk::Found>();
+py::tuple predict(sk::Call& call, double threshold, py::handle thresholds) {
+    sk::Found found;
     sk::Job job = call.job;
     job.consumer = sk::Consumer::predict, job.threshold = threshold;
-    job.thresholds = at<void>(thresholds);
+    job.thresholds = call.vector("thresholds", thresholds, call.real, job.labels);
     sk::Outputs outputs;
-    outputs.found = found.get();
-    run(call, job, outputs);
-    return found;
+    outputs.found = &found;
+    call.run(job, outputs);
+    sk::NewTensor indices = sk::new_int64_vector(found.total), offsets = sk::new_int64_vector(job.rows + 1);
+    {
+        const py::gil_scoped_release release;
+        found.write(job.rows, static_cast<int64_t*>(offsets.data), static_cast<int64_t*>(indices.data));
+    }
+    return py::make_tuple(indices.object, offsets.object);
 }
 
 py::dict build_info() {
@@ -237,60 +181,52 @@ void bind_lml(py::module_& m);  // cpu/lml.cpp
 
 PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
     using py::arg;
+    using sk::Call, sk::Shape;
     m.doc() = "Compiled core of sigkernels. Use it through sigkernels.functional.";
 
-    py::class_<Shape>(m, "Shape", "Sizes of a call and how its labels are cut into tiles (csrc/cpu/job.h).")
+    py::class_<Shape, std::shared_ptr<Shape>>(m, "Shape", "Sizes of a call and how its labels are cut into tiles (csrc/cpu/job.h).")
         .def(py::init(&shape_of), py::kw_only(), arg("dtype"), arg("threads"), arg("shares"), arg("tile"), arg("chunk"),
-             arg("rows"), arg("labels"), arg("slack"), arg("label_start"), arg("k"), arg("codes") = 0, arg("code_bits") = 0)
-        .def_property_readonly("shares", [](const Shape& shape) { return shape.job.shares; })
+             arg("rows"), arg("labels"), arg("slack"), arg("label_start"), arg("k"), arg("codes"), arg("code_bits"))
+        .def_property_readonly("nbytes", &Shape::bytes, "Of the arrays that it holds.")
         .def("tile_starts", &Shape::tile_starts, "Where tiles begin, counted from label_start: as many of every share, the last ones empty.")
-        .def("set_plan", &set_plan, py::kw_only(), arg("rank"), arg("even_rank"), arg("u"), arg("v_even"),
+        .def("set_plan", &Shape::set_plan, py::kw_only(), arg("rank"), arg("even_rank"), arg("u"), arg("v_even"),
              arg("v_odd"), arg("cos"), arg("sin"));
 
-    py::class_<Call>(m, "Call", "A shape with the input and the layer.")
-        .def(py::init(&call_of), arg("shape"), py::kw_only(), arg("x"), arg("x_stride"), arg("weight"),
-             arg("weight_stride"), arg("bias") = 0)
-        .def("set_sparse_targets", &set_sparse_targets, py::kw_only(), arg("indices"), arg("num_indices"),
-             arg("offsets"), arg("num_offsets"), arg("num_labels"), arg("unknown") = 0)
-        .def("set_dense_targets", &set_dense_targets, py::kw_only(), arg("data"), arg("dtype"), arg("stride"),
-             arg("step"))
-        .def("set_gradients", &set_gradients, py::kw_only(), arg("grad_x") = 0, arg("grad_bias") = 0,
-             arg("grad_weight") = 0, arg("grad_weight_stride") = 0, arg("grad_weight_dtype") = 0, "Where the gradients go; 0: nobody needs it.")
-        .def("set_updates", &set_updates, arg("weight").none(true), arg("bias").none(true),
-             "The steps that take the place of the gradients of weight and bias; call it after set_gradients.");
+    py::class_<Call>(m, "Call", "A shape with the input and the layer, which it holds.")
+        .def(py::init(&call_of), arg("shape"), arg("x"), arg("weight"), arg("bias"))
+        .def("set_sparse_targets", &set_sparse_targets, arg("indices"), arg("offsets"), arg("num_labels"), arg("unknown"))
+        .def("set_dense_targets", &Call::set_dense_targets, arg("targets"))
+        .def("set_updates", &Call::set_updates, arg("weight").none(true), arg("bias").none(true),
+             "The steps that take the place of the gradients of weight and bias.");
 
-    py::class_<sk::Update>(m, "Update", "The step of an optimizer on a parameter with a row for each label (csrc/core/optim.h).")
+    py::class_<sk::ParameterUpdate>(m, "Update", "The step of an optimizer on a parameter with a row for each label (csrc/core/optim.h).")
         .def(py::init(&update_of), py::kw_only(), arg("kind"), arg("rounding"), arg("lr"), arg("weight_decay"),
              arg("momentum"), arg("beta1"), arg("beta2"), arg("correction1"), arg("correction2"), arg("eps"), arg("key"),
-             arg("parameter"), arg("stride"), arg("first") = 0, arg("second") = 0, arg("compensation") = 0);
+             arg("parameter"), arg("first"), arg("second"), arg("compensation"));
 
     py::class_<sk::LossParams>(m, "LossParams", "The numbers of an elementwise loss (csrc/core/losses.h).")
         .def(py::init(&loss_params), py::kw_only(), arg("kind"), arg("label_smoothing"), arg("gamma_pos"),
              arg("gamma_neg"), arg("alpha_pos"), arg("alpha_neg"), arg("clip"), arg("eps"), arg("detach_focus"));
-    m.def("fused_loss", &fused_loss, arg("call"), arg("loss"), py::kw_only(), arg("label_weight") = 0,
-          arg("pos_weight") = 0, arg("scale") = 1.0, arg("row_scale") = 0, arg("row_loss"),
-          "The loss of each row and the gradients; returns the sum of the rows.");
-    m.def("confusion_loss", &confusion_loss, arg("call"), py::kw_only(), arg("form"), arg("mirrored"), arg("n_tp"),
-          arg("n_s"), arg("n_p"), arg("n_rows"), arg("d_s"), arg("d_p"), arg("d_rows"), arg("tiny"), arg("scale"),
-          arg("beta"), arg("eta"), arg("betas"), arg("etas"), arg("slopes"), arg("row_loss"), arg("sums"),
-          arg("grad_beta"), arg("grad_eta"), "The sums of a confusion-matrix loss and the gradients.");
-    m.def("logits", &logits, arg("call"), py::kw_only(), arg("out"), arg("out_stride"));
-    m.def("topk", &topk, arg("call"), py::kw_only(), arg("keep"), arg("values"), arg("labels"));
-    m.def("predict", &predict, arg("call"), py::kw_only(), arg("threshold"), arg("thresholds") = 0,
-          "The labels whose logit is above threshold, or above their own of `thresholds [m]`.");
-    py::class_<sk::Found>(m, "Found", "The labels that predict found.")
-        .def_readonly("total", &sk::Found::total)
-        .def(
-            "write",
-            [](const sk::Found& found, int64_t rows, Address offsets, Address indices) {
-                const py::gil_scoped_release release;
-                found.write(rows, at<int64_t>(offsets), at<int64_t>(indices));
-            },
-            py::kw_only(), arg("rows"), arg("offsets"), arg("indices"));
+    m.def("fused_loss", &fused_loss, arg("call"), arg("loss"), arg("needs"), py::kw_only(), arg("scale"), arg("row_scale"),
+          arg("label_weight"), arg("pos_weight"),
+          "(the loss of each row, the gradients of x, weight and bias, the sum of the rows)");
+    py::class_<sk::PlainLoss>(m, "PlainLoss", "An ordinary step in one call (csrc/fused_loss.h).")
+        .def(py::init<const sk::LossParams&, bool, int64_t, int64_t, int64_t, py::object>(), py::kw_only(), arg("loss"),
+             arg("mean"), arg("num_labels"), arg("fixed_columns"), arg("slack"), arg("shape_of"))
+        .def("__call__", &sk::PlainLoss::operator(), arg("x"), arg("weight"), arg("bias"), arg("indices"), arg("offsets"),
+             arg("with_gradients"), "(the loss, (the gradients of x, weight and bias)), or None: it is no such step.");
+    m.def("confusion_loss", &confusion_loss, arg("call"), arg("needs"), arg("needs_beta"), arg("needs_eta"), py::kw_only(),
+          arg("form"), arg("mirrored"), arg("n_tp"), arg("n_s"), arg("n_p"), arg("n_rows"), arg("d_s"), arg("d_p"),
+          arg("d_rows"), arg("tiny"), arg("scale"), arg("beta"), arg("eta"), arg("betas"), arg("etas"), arg("slopes"),
+          "(sums [shares, 4] of a confusion-matrix loss, the gradients of x, weight, bias, beta and eta)");
+    m.def("logits", &logits, arg("call"), "[R, m]");
+    m.def("topk", &topk, arg("call"), arg("keep"), "(values, labels), [R, keep] each");
+    m.def("predict", &predict, arg("call"), arg("threshold"), arg("thresholds"),
+          "(indices, offsets) of the labels whose logit is above threshold, or above their own of `thresholds [m]`.");
 
-    m.def("use_tensors", &sk::use_tensors, arg("type"), "Takes torch.Tensor, whose tensors are made here from then on.");
+    m.def("use_torch", &sk::use_torch, arg("torch"), "Takes the module, whose tensors are read and made here from then on.");
     m.def(
-        "empty", [](int64_t rows, int64_t columns, int dtype) { return sk::new_tensor(rows, columns, dtype_of(dtype)); },
+        "empty", [](int64_t rows, int64_t columns, int dtype) { return sk::new_matrix(rows, columns, dtype_of(dtype)).object; },
         arg("rows"), arg("columns"), arg("dtype"), "An uninitialised tensor, on memory that an earlier one has left behind.");
     using Memory = sk::GradientMemory;
     py::class_<Memory, std::unique_ptr<Memory, py::nodelete>>(m, "GradientMemory", "Memory of gradients that waits for its next use.")

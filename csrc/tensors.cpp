@@ -1,7 +1,8 @@
 #include "tensors.h"
 
+#include <cmath>
+#include <limits>
 #include <new>
-#include <stdexcept>
 
 #include "cpu/gradient_memory.h"
 
@@ -10,7 +11,23 @@ namespace py = pybind11;
 namespace sk {
 namespace {
 
-const dlpack::Exchange* exchange = nullptr;
+// What is used of torch.  It lives as long as the process: tensors may outlive this module.
+struct Torch {
+    const dlpack::Exchange* exchange;
+    py::object tensor, parameter, get_num_threads;
+    py::object dtypes[5];  // by Dtype
+    py::str is_neg{"is_neg"}, requires_grad{"requires_grad"};
+};
+const Torch* torch = nullptr;
+
+PyTypeObject* type_of(const py::object& type) { return reinterpret_cast<PyTypeObject*>(type.ptr()); }
+
+bool is_true(PyObject* owned) {
+    if (!owned) throw py::error_already_set();
+    const bool yes = owned == Py_True;
+    Py_DECREF(owned);
+    return yes;
+}
 
 // A tensor's memory: this, and the numbers behind it.
 struct alignas(64) Block {
@@ -34,30 +51,127 @@ dlpack::DataType data_type(Dtype dtype) {
     }
     throw std::invalid_argument("no such dtype");
 }
+constexpr dlpack::DataType kInt64{dlpack::kInt, 64, 1};
 
-}  // namespace
-
-void use_tensors(py::handle type) {
-    const py::object table = py::getattr(type, "__dlpack_c_exchange_api__", py::none());
-    const void* found = table.is_none() ? nullptr : PyCapsule_GetPointer(table.ptr(), dlpack::kExchange);
-    if (PyErr_Occurred()) throw py::error_already_set();
-    const auto* given = static_cast<const dlpack::Exchange*>(found);
-    if (!given || given->header.version.major != 1 || !given->borrow)
-        throw py::import_error("this torch exchanges no tensors by version 1 of DLPack's function table");
-    exchange = given;
-}
-
-py::object new_tensor(int64_t rows, int64_t columns, Dtype dtype) {
-    const dlpack::DataType type = data_type(dtype);
+NewTensor new_tensor(int ndim, int64_t rows, int64_t columns, dlpack::DataType type) {
     const size_t bytes = sizeof(Block) + static_cast<size_t>(rows * columns) * (type.bits / 8);
     auto* block = new (gradient_memory().take(bytes)) Block;
     block->bytes = bytes;
     block->shape[0] = rows, block->shape[1] = columns;
     block->strides[0] = columns, block->strides[1] = 1;
-    block->managed = {{1, 0}, block, release, 0, {block + 1, {dlpack::kCpu, 0}, 2, type, block->shape, block->strides, 0}};
+    block->managed = {{1, 0}, block, release, 0, {block + 1, {dlpack::kCpu, 0}, ndim, type, block->shape, block->strides, 0}};
     void* object = nullptr;
-    if (exchange->object_from_managed(&block->managed, &object)) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+    if (torch->exchange->object_from_managed(&block->managed, &object)) throw py::error_already_set();
+    return {py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), block + 1};
+}
+
+}  // namespace
+
+void use_torch(const py::module_& module) {
+    const py::object type = module.attr("Tensor"), table = py::getattr(type, "__dlpack_c_exchange_api__", py::none());
+    const void* found = table.is_none() ? nullptr : PyCapsule_GetPointer(table.ptr(), dlpack::kExchange);
+    if (PyErr_Occurred()) throw py::error_already_set();
+    const auto* given = static_cast<const dlpack::Exchange*>(found);
+    if (!given || given->header.version.major != 1 || !given->borrow)
+        throw py::import_error("this torch exchanges no tensors by version 1 of DLPack's function table");
+    torch = new Torch{given, type, module.attr("nn").attr("Parameter"), module.attr("get_num_threads"),
+                      {module.attr("float32"), module.attr("float64"), module.attr("bfloat16"), module.attr("float16"),
+                       module.attr("uint8")}};
+}
+
+int torch_threads() { return torch->get_num_threads().cast<int>(); }
+
+bool is_plain_tensor(py::handle object) {
+    return Py_TYPE(object.ptr()) == type_of(torch->tensor) || Py_TYPE(object.ptr()) == type_of(torch->parameter);
+}
+
+bool requires_grad(py::handle tensor) { return is_true(PyObject_GetAttr(tensor.ptr(), torch->requires_grad.ptr())); }
+
+// ---- reading ----
+
+bool Array::read() {
+    if (torch->exchange->borrow(object_.ptr(), &tensor_)) {
+        PyErr_Clear();
+        return false;
+    }
+    if (tensor_.device.type != dlpack::kCpu || (tensor_.ndim && !tensor_.strides)) return false;
+    int64_t count = 1;
+    for (int i = 0; i < tensor_.ndim; ++i) count *= tensor_.shape[i];
+    if (!tensor_.data && count) return false;
+    data_ = static_cast<char*>(tensor_.data) + tensor_.byte_offset;
+    const dlpack::DataType type = tensor_.dtype;
+    const auto found = [&](Dtype dtype) {
+        dtype_ = dtype;
+        kind_ = Kind::number;
+        return true;
+    };
+    kind_ = Kind::other;
+    if (type.code == dlpack::kFloat && type.bits == 32) return found(Dtype::f32);
+    if (type.code == dlpack::kFloat && type.bits == 64) return found(Dtype::f64);
+    if (type.code == dlpack::kBfloat && type.bits == 16) return found(Dtype::bf16);
+    if (type.code == dlpack::kFloat && type.bits == 16) return found(Dtype::f16);
+    if ((type.code == dlpack::kUInt || type.code == dlpack::kBool) && type.bits == 8) return found(Dtype::u8);
+    if (type.code == dlpack::kInt && type.bits == 64) kind_ = Kind::int64;
+    return kind_ == Kind::int64;
+}
+
+bool Array::hold(py::handle tensor) {
+    if (!is_plain_tensor(tensor) && !py::isinstance(tensor, torch->tensor)) return false;
+    // A lazily negated tensor, such as the imaginary part of a conjugate, has its numbers in memory with the other sign.
+    object_ = is_true(PyObject_CallMethodNoArgs(tensor.ptr(), torch->is_neg.ptr()))
+                  ? tensor.attr("resolve_neg")()
+                  : py::reinterpret_borrow<py::object>(tensor);
+    return read();
+}
+
+bool Array::hold_matrix(py::handle tensor) {
+    if (!hold(tensor) || ndim() != 2) return false;
+    if (stride(1) == 1 || size(1) <= 1) return true;
+    object_ = object_.attr("detach")().attr("contiguous")();
+    return read();
+}
+
+bool Array::hold_vector(py::handle tensor) {
+    if (!hold(tensor) || ndim() != 1) return false;
+    if (stride(0) == 1 || size(0) <= 1) return true;
+    object_ = object_.attr("detach")().attr("contiguous")();
+    return read();
+}
+
+bool Array::convert(Dtype dtype) {
+    if (is(dtype)) return true;
+    if (!is_number()) return false;
+    object_ = cast(object_.attr("detach")(), dtype);
+    return read();
+}
+
+bool Array::is(Dtype dtype) const { return kind_ == Kind::number && dtype_ == dtype; }
+bool Array::is_int64() const { return kind_ == Kind::int64; }
+bool Array::is_number() const { return kind_ == Kind::number; }
+
+// ---- making ----
+
+NewTensor new_matrix(int64_t rows, int64_t columns, Dtype dtype) { return new_tensor(2, rows, columns, data_type(dtype)); }
+NewTensor new_int64_matrix(int64_t rows, int64_t columns) { return new_tensor(2, rows, columns, kInt64); }
+
+NewTensor new_vector(int64_t count, Dtype dtype) { return new_tensor(1, count, 1, data_type(dtype)); }
+NewTensor new_int64_vector(int64_t count) { return new_tensor(1, count, 1, kInt64); }
+
+py::object new_number(double value, Dtype dtype) {
+    const NewTensor made = new_tensor(0, 1, 1, data_type(dtype));
+    if (dtype == Dtype::f64) {
+        *static_cast<double*>(made.data) = value;
+    } else {
+        const bool beyond = std::abs(value) > std::numeric_limits<float>::max();
+        *static_cast<float*>(made.data) =
+            beyond ? std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(value > 0 ? 1 : -1))
+                   : static_cast<float>(value);
+    }
+    return made.object;
+}
+
+py::object cast(const py::object& tensor, Dtype dtype) {
+    return tensor.attr("to")(torch->dtypes[static_cast<int>(dtype)]);
 }
 
 }  // namespace sk

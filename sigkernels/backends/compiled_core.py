@@ -14,7 +14,7 @@ why: str | None
 try:
     from .. import _C  # type: ignore[attr-defined]
 
-    _C.use_tensors(torch.Tensor)
+    _C.use_torch(torch)
 except ImportError as _error:
     core, why = None, f"its compiled core could not be loaded ({_error}); {missing_kernels.REMEDY}"
 else:

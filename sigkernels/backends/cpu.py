@@ -1,7 +1,7 @@
 """The cpu backend: the compiled tile loop of ``csrc/cpu`` on torch tensors.
 
-This module owns all memory and turns tensors into the pointers, sizes and strides of one ``_C.Call``; ``docs/kernels.md``
-explains what the loop does with them. ``SIGKERNELS_ISA`` forces an instruction set.
+This module cuts a layer into shares and tiles and hands tensors to the core, which reads them and makes the results
+(``csrc/call.h``); ``docs/kernels.md`` explains what the loop does. ``SIGKERNELS_ISA`` forces an instruction set.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ..partial_labels import PartialTargets
 from . import library_scans
 from .compiled_core import core as _C
 from .compiled_core import why as _why
-from .gradient_memory import empty_gradient
 from .interface import (
     ColumnResult,
     LMLSteps,
     LossCall,
     LossResult,
     Operation,
+    PlainLoss,
     WholeBackend,
     accumulate_dtype,
-    cast_all,
     gradient_dtype,
     label_vector,
 )
 
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4, torch.bool: 4}
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of Dtype in csrc/cpu/job.h
+_TARGET_DTYPES = (*_DTYPES, torch.uint8, torch.bool)
 
 _CHUNK = 256  # rows that a tile holds at a time
 _SHARE_UNIT = _C.SHARE_UNIT if _C else 1  # labels: they are cut into shares in these units
@@ -67,6 +67,9 @@ class CPUBackend(WholeBackend):
 
     def fused_loss(self, call: LossCall) -> LossResult:
         return fused_loss(call)
+
+    def plain_loss(self, loss: ElementwiseLoss, meta: LayerMeta, reduction: str, slack: int) -> PlainLoss | None:
+        return plain_loss(loss, meta, reduction, slack)
 
     def fused_update(self, call: LossCall, update: LayerUpdate) -> LossResult:
         return fused_loss(call, update)
@@ -101,40 +104,54 @@ def isa() -> str:
 
 def fused_loss(call: LossCall, update: LayerUpdate | None = None) -> LossResult:
     """An elementwise loss and its gradients, in one pass of the tile loop."""
-    x, layer, targets, loss, scale, (needs_x, needs_weight, needs_bias), _ = call
+    x, layer, targets, loss, scale, needs, _ = call
     if update is not None:
-        needs_weight = needs_bias = False
+        needs = (needs[0], False, False)
+    if not (x.shape[0] and layer.num_rows):
+        return _no_terms(x, layer, needs)
     params = loss.kernel_params()
     assert isinstance(params, ElementwiseParams)
-    real, (batch, columns), labels = accumulate_dtype(x.dtype), x.shape, layer.num_rows
-    new = torch.empty if batch and labels else torch.zeros  # of plain sizes: a torch.Size takes torch 2 µs more
-    rows = new(batch, dtype=torch.float64)
-    grad_x = new(batch, columns, dtype=real) if needs_x else None
-    grad_bias = new(labels, dtype=real) if needs_bias else None
-    grad_weight = weight_gradient(x, layer) if needs_weight else None
-    total = 0.0
-    if batch and labels:
-        loop = _Call(x, layer, rows_at_once=update is not None)
-        loop.set_targets(targets)
-        loop.set_gradients(grad_x, grad_bias, grad_weight)
-        if update is not None:
-            loop.c.set_updates(_update(update.weight), _update(update.bias))
-        given: dict[str, Any] = {"row_loss": rows.data_ptr()}  # what is left out has no part in the loss
-        if isinstance(scale, Tensor):
-            given["row_scale"] = loop.keep(scale.to(real).contiguous())
-        else:
-            given["scale"] = scale
-        if params.weight is not None:
-            given["label_weight"] = loop.keep(label_vector(params.weight, layer, real))
-        if params.pos_weight is not None:
-            given["pos_weight"] = loop.keep(label_vector(params.pos_weight, layer, real))
-        total = _C.fused_loss(loop.c, _loss_numbers(params[:-2]), **given)
-    elif grad_weight is not None:
-        grad_weight.zero_()
-    out = gradient_dtype(x.dtype)
-    if out != real:
-        grad_x, grad_weight, grad_bias = cast_all(out, grad_x, grad_weight, grad_bias)
-    return LossResult(rows, grad_x, grad_weight, grad_bias, total)
+    real = accumulate_dtype(x.dtype)
+    loop = new_call(x, layer, rows_at_once=update is not None)
+    set_targets(loop, targets)
+    if update is not None:
+        loop.set_updates(_update(update.weight), _update(update.bias))
+    number = not isinstance(scale, Tensor)
+    rows, *grads, total = _C.fused_loss(
+        loop,
+        _loss_numbers(params[:-2]),
+        needs,
+        scale=scale if number else 1.0,
+        row_scale=None if number else scale.to(real),
+        label_weight=label_vector(params.weight, layer, real),
+        pos_weight=label_vector(params.pos_weight, layer, real),
+    )
+    return LossResult(rows, *grads, total)
+
+
+def _no_terms(x: Tensor, layer: Layer, needs: tuple[bool, ...]) -> LossResult:
+    """The loss of no rows, or of no labels."""
+    likes = (x, layer.weight, layer.bias)
+    dtype = gradient_dtype(x.dtype)
+    grads = (
+        torch.zeros(like.shape, dtype=dtype) if need and like is not None else None
+        for like, need in zip(likes, needs, strict=True)
+    )
+    return LossResult(torch.zeros(x.shape[0], dtype=torch.float64), *grads, 0.0)
+
+
+def plain_loss(loss: ElementwiseLoss, meta: LayerMeta, reduction: str, slack: int) -> PlainLoss | None:
+    params = loss.kernel_params()
+    if not isinstance(params, ElementwiseParams) or params.weight is not None or params.pos_weight is not None:
+        return None
+    return _C.PlainLoss(  # type: ignore[no-any-return]
+        loss=_loss_numbers(params[:-2]),
+        mean=reduction == "mean",
+        num_labels=meta.num_labels,
+        fixed_columns=meta.fixed_columns,
+        slack=slack,
+        shape_of=lambda dtype, rows, slack: _shape(_DTYPES[dtype], rows, (meta.num_labels, slack), meta, False),
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -144,10 +161,9 @@ def _loss_numbers(numbers: tuple[float, ...]) -> Any:
 
 
 def _update(update: ParameterUpdate | None) -> Any:
-    """A step as the core has it; the caller keeps its tensors alive."""
+    """A step as the core has it."""
     if update is None:
         return None
-    states = {name: getattr(update, name) for name in ("first", "second", "compensation")}
     return _C.Update(
         kind=update.kind,
         rounding=ROUNDINGS.index(update.rounding),
@@ -160,129 +176,67 @@ def _update(update: ParameterUpdate | None) -> Any:
         correction2=1 - update.beta2**update.step,
         eps=update.eps,
         key=update.key,
-        parameter=update.parameter.data_ptr(),
-        stride=update.parameter.stride(0),
-        **{name: state.data_ptr() for name, state in states.items() if state is not None},
+        parameter=update.parameter,
+        first=update.first,
+        second=update.second,
+        compensation=update.compensation,
     )
 
 
 def logits(x: Tensor, layer: Layer) -> Tensor:
-    out = torch.empty(x.shape[0], layer.num_rows, dtype=x.dtype)
-    if out.numel():
-        loop = _Call(x, layer)
-        _C.logits(loop.c, out=out.data_ptr(), out_stride=out.stride(0))
-    return out
+    if not (x.shape[0] and layer.num_rows):
+        return torch.empty(x.shape[0], layer.num_rows, dtype=x.dtype)
+    return _C.logits(new_call(x, layer))  # type: ignore[no-any-return]
 
 
 def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
-    values = torch.empty(x.shape[0], m, dtype=accumulate_dtype(x.dtype))
-    labels = torch.empty(x.shape[0], m, dtype=torch.int64)
-    if values.numel():
-        loop = _Call(x, layer)
-        _C.topk(loop.c, keep=m, values=values.data_ptr(), labels=labels.data_ptr())
+    if not (x.shape[0] and m):
+        return torch.empty(x.shape[0], m, dtype=x.dtype), torch.empty(x.shape[0], m, dtype=torch.int64)
+    values, labels = _C.topk(new_call(x, layer), m)
     return values.to(x.dtype), labels
 
 
 def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
-    batch = x.shape[0]
-    offsets = torch.zeros(batch + 1, dtype=torch.int64)
-    if not batch or not layer.num_rows:
-        return LabelSets.from_sorted(torch.empty(0, dtype=torch.int64), offsets, layer.num_labels)
-    loop = _Call(x, layer)
+    if not x.shape[0] or not layer.num_rows:
+        nothing = torch.zeros(x.shape[0] + 1, dtype=torch.int64)
+        return LabelSets.from_sorted(nothing[:0], nothing, layer.num_labels)
+    own = None
     if isinstance(threshold, Tensor):
-        own = threshold.to(x.dtype).to(accumulate_dtype(x.dtype)).contiguous()
-        found = _C.predict(loop.c, threshold=0.0, thresholds=loop.keep(own))
+        own, threshold = threshold.to(x.dtype).to(accumulate_dtype(x.dtype)), 0.0
+    return LabelSets.from_sorted(*_C.predict(new_call(x, layer), threshold, own), layer.num_labels)
+
+
+def new_call(x: Tensor, layer: Layer, rows_at_once: bool = False) -> Any:
+    """A ``_C.Call`` with the input and the layer."""
+    shape = _shape(x.dtype, x.shape[0], tuple(layer.weight.shape), layer.meta, rows_at_once)
+    return _C.Call(shape, x, layer.weight, layer.bias)
+
+
+def set_targets(loop: Any, targets: LabelSets | Tensor | PartialTargets) -> None:
+    unknown = None
+    if isinstance(targets, PartialTargets):
+        targets, unknown = targets.for_kernels()
+    if isinstance(targets, LabelSets):
+        loop.set_sparse_targets(*targets.unchecked(), targets.num_labels, unknown)
     else:
-        found = _C.predict(loop.c, threshold=threshold)
-    indices = torch.empty(found.total, dtype=torch.int64)
-    found.write(rows=batch, offsets=offsets.data_ptr(), indices=indices.data_ptr())
-    return LabelSets.from_sorted(indices, offsets, layer.num_labels)
-
-
-class _Call:
-    """A ``_C.Call`` with the input and the layer filled in. It keeps alive what that points to: hold it while it runs."""
-
-    def __init__(self, x: Tensor, layer: Layer, rows_at_once: bool = False) -> None:
-        (x, x_stride), (weight, weight_stride) = _with_unit_stride(x), _with_unit_stride(layer.weight)
-        self.shape, plan = _shape(x.dtype, x.shape[0], weight.shape, layer.meta, rows_at_once)
-        self.kept: list[Any] = [x, weight, plan]
-        bias = 0
-        if layer.bias is not None:
-            bias = self.keep(layer.bias.to(accumulate_dtype(x.dtype)).contiguous())
-        self.c = _C.Call(
-            self.shape,
-            x=x.data_ptr(),
-            x_stride=x_stride,
-            weight=weight.data_ptr(),
-            weight_stride=weight_stride,
-            bias=bias,
-        )
-
-    def keep(self, tensor: Tensor | None) -> int:
-        """The address of a tensor that lives as long as this call."""
-        self.kept.append(tensor)
-        return _address(tensor)
-
-    def set_targets(self, targets: LabelSets | Tensor | PartialTargets) -> None:
-        unknown = None
-        if isinstance(targets, PartialTargets):
-            targets, unknown = targets.for_kernels()
-        if isinstance(targets, LabelSets):
-            indices, offsets = targets.unchecked()
-            indices, offsets = indices.contiguous(), offsets.contiguous()
-            self.kept += indices, offsets, unknown
-            self.c.set_sparse_targets(
-                indices=indices.data_ptr(),
-                num_indices=indices.numel(),
-                offsets=offsets.data_ptr(),
-                num_offsets=offsets.numel(),
-                num_labels=targets.num_labels,
-                unknown=_address(unknown),
-            )
-            return
-        if targets.dtype not in _DTYPES:
-            targets = targets.to(torch.float32)
-        stride, step = targets.stride()
-        self.c.set_dense_targets(data=self.keep(targets), dtype=_DTYPES[targets.dtype], stride=stride, step=step)
-
-    def set_gradients(self, grad_x: Tensor | None, grad_bias: Tensor | None, grad_weight: Tensor | None) -> None:
-        """Where the gradients go, which the caller keeps alive; ``None``: nobody needs it."""
-        self.c.set_gradients(
-            grad_x=_address(grad_x),
-            grad_bias=_address(grad_bias),
-            grad_weight=_address(grad_weight),
-            grad_weight_stride=0 if grad_weight is None else grad_weight.stride(0),
-            grad_weight_dtype=0 if grad_weight is None else _DTYPES[grad_weight.dtype],
-        )
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _with_unit_stride(a: Tensor) -> tuple[Tensor, int]:
-    """The same matrix with its rows contiguous, a copy only where they are not, and how far apart they are."""
-    stride, step = a.stride()
-    if step == 1 or a.shape[1] <= 1:
-        return a, stride
-    return a.contiguous(), a.shape[1]
+        loop.set_dense_targets(targets if targets.dtype in _TARGET_DTYPES else targets.to(torch.float32))
 
 
 # Shapes of calls: training repeats one, and filling one in takes longer than a small layer.
-_shapes: BoundedCache[tuple[Any, _Plan]] = BoundedCache(_CACHE_BYTES, lambda entry: 1024 + entry[1].nbytes)
+_shapes: BoundedCache[Any] = BoundedCache(_CACHE_BYTES, lambda shape: 1024 + shape.nbytes)
 
 
 def _shape(
-    dtype: torch.dtype, batch: int, weight_shape: torch.Size, meta: LayerMeta, rows_at_once: bool
-) -> tuple[Any, _Plan]:
-    """(a ``_C.Shape``, the arrays that it points to); cached."""
+    dtype: torch.dtype, batch: int, weight_shape: tuple[int, ...], meta: LayerMeta, rows_at_once: bool
+) -> Any:
+    """A ``_C.Shape``; cached."""
     key = (dtype, batch, weight_shape, meta, rows_at_once, torch.get_num_threads())
     return _shapes.get(key, lambda: _new_shape(*key))
 
 
 def _new_shape(
-    dtype: torch.dtype, batch: int, weight_shape: torch.Size, meta: LayerMeta, rows_at_once: bool, threads: int
-) -> tuple[Any, _Plan]:
+    dtype: torch.dtype, batch: int, weight_shape: tuple[int, ...], meta: LayerMeta, rows_at_once: bool, threads: int
+) -> Any:
     labels, slack = weight_shape
     real = accumulate_dtype(dtype)
     if batch * labels * (slack + 16) < _SMALL:
@@ -293,9 +247,8 @@ def _new_shape(
         tile = _code_tile(meta.codes, slack, min(batch, chunk), real.itemsize)
     else:
         tile = _tile(labels, slack, min(batch, chunk), shares, real.itemsize)
-    bits = _code_bits(meta.codes, meta.label_start, labels)
     shape = _C.Shape(
-        dtype=_DTYPES[dtype],
+        dtype=_DTYPES.index(dtype),
         threads=threads,
         shares=shares,
         tile=tile,
@@ -306,15 +259,13 @@ def _new_shape(
         label_start=meta.label_start,
         k=meta.k,
         codes=meta.codes,
-        code_bits=bits.ctypes.data if meta.codes else 0,
+        code_bits=_code_bits(meta.codes, meta.label_start, labels),
     )
-    if meta.k < 0:
-        return shape, _Plan((bits,), 0, 0)
-    plan = _plan(meta, tile, tuple(shape.tile_starts()), real)
-    names = ("u", "v_even", "v_odd", "cos", "sin")
-    addresses = {name: array.ctypes.data for name, array in zip(names, plan.arrays, strict=True)}
-    shape.set_plan(rank=plan.rank, even_rank=plan.even_rank, **addresses)
-    return shape, plan._replace(arrays=(*plan.arrays, bits))
+    if meta.k >= 0:
+        plan = _plan(meta, tile, tuple(shape.tile_starts()), real)
+        arrays = zip(("u", "v_even", "v_odd", "cos", "sin"), plan.arrays, strict=True)
+        shape.set_plan(rank=plan.rank, even_rank=plan.even_rank, **dict(arrays))
+    return shape
 
 
 def _shares(labels: int, slack: int, meta: LayerMeta) -> int:
@@ -349,15 +300,6 @@ def _code_bits(codes: int, label_start: int, labels: int) -> np.ndarray:
         return np.empty(0, np.uint8)
     blocks = range(label_start // codes, math.ceil((label_start + labels) / codes) or 1)
     return np.packbits(sign_bits(codes, blocks), axis=1, bitorder="little")
-
-
-def weight_gradient(x: Tensor, layer: Layer, rows_at_once: bool = False) -> Tensor:
-    """The memory that the loop writes grad_weight to.
-
-    16 bits take the sum over one chunk of rows only: more would be rounded in between.
-    """
-    one_chunk, (labels, slack) = rows_at_once or x.shape[0] <= _CHUNK, layer.weight.shape
-    return empty_gradient(labels, slack, gradient_dtype(x.dtype) if one_chunk else accumulate_dtype(x.dtype))
 
 
 class _Plan(NamedTuple):

@@ -8,8 +8,8 @@ from torch import Tensor
 from ..layer import Layer
 from ..losses import ConfusionLoss, ConfusionParams
 from .compiled_core import core as _C
-from .cpu import _Call, weight_gradient
-from .interface import ColumnResult, LossCall, accumulate_dtype, cast_all, gradient_dtype, label_vector, like_setting
+from .cpu import new_call, set_targets
+from .interface import ColumnResult, LossCall, accumulate_dtype, gradient_dtype, label_vector, like_setting
 
 
 def column_loss(call: LossCall) -> ColumnResult:
@@ -36,44 +36,44 @@ def _sweep(
 ) -> tuple[Tensor, ColumnResult]:
     """One pass: the sums over labels of (1 - value, tp, s, p), float64 ``[4]``, and the gradients."""
     x, layer, needs = call.x, call.layer, call.needs
-    real, batch, labels = accumulate_dtype(x.dtype), x.shape[0], layer.num_rows
-    grad_x = torch.zeros(x.shape, dtype=real) if needs[0] else None
-    grad_weight = weight_gradient(x, layer, rows_at_once=True) if needs[1] else None
-    grad_bias = torch.zeros(labels, dtype=real) if needs[2] else None
-    grad_beta, grad_eta = (torch.zeros(labels, dtype=torch.float64) if need else None for need in needs[3:])
-    loop = _Call(x, layer, rows_at_once=True)
-    sums = torch.zeros(loop.shape.shares, 4, dtype=torch.float64)
-    if batch == 0 or labels == 0:
-        sums[0, 0] = labels  # every denominator is 0: value 0, loss 1
-        if grad_weight is not None:
-            grad_weight.zero_()
-    else:
-        loop.set_targets(call.targets)
-        loop.set_gradients(grad_x, grad_bias, grad_weight)
-        rows = torch.empty(batch, dtype=torch.float64)
-        _C.confusion_loss(
-            loop.c,
-            **params.numbers(),
-            tiny=torch.finfo(real).tiny,
-            scale=float(call.scale),
-            **_setting(loop, "beta", params.beta, layer, real),
-            **_setting(loop, "eta", params.eta, layer, real),
-            slopes=slopes,
-            row_loss=rows.data_ptr(),
-            sums=sums.data_ptr(),
-            grad_beta=loop.keep(grad_beta),
-            grad_eta=loop.keep(grad_eta),
-        )
-    out = gradient_dtype(x.dtype)
-    grads = cast_all(out, grad_x, grad_weight, grad_bias)
+    real = accumulate_dtype(x.dtype)
+    if not (x.shape[0] and layer.num_rows):
+        return _no_terms(call, params)
+    loop = new_call(x, layer, rows_at_once=True)
+    set_targets(loop, call.targets)
+    sums, *grads, grad_beta, grad_eta = _C.confusion_loss(
+        loop,
+        needs[:3],
+        *needs[3:],
+        **params.numbers(),
+        tiny=torch.finfo(real).tiny,
+        scale=float(call.scale),
+        **_setting("beta", params.beta, layer, real),
+        **_setting("eta", params.eta, layer, real),
+        slopes=slopes,
+    )
     settings = like_setting(params.beta, grad_beta), like_setting(params.eta, grad_eta)
     return sums.sum(0), ColumnResult(sums[0, 0], *grads, *settings)
 
 
-def _setting(
-    loop: _Call, name: str, setting: float | Tensor, layer: Layer, real: torch.dtype
-) -> dict[str, float | int]:
-    """β or η as one number, or as the address of one per label."""
+def _no_terms(call: LossCall, params: ConfusionParams) -> tuple[Tensor, ColumnResult]:
+    """The same of no rows, or of no labels: every denominator is 0, so the value is 0 and the loss 1."""
+    layer, dtype = call.layer, gradient_dtype(call.x.dtype)
+    sums = torch.tensor([layer.num_rows, 0, 0, 0], dtype=torch.float64)
+    likes = (call.x, layer.weight, layer.bias)
+    grads = (
+        torch.zeros(like.shape, dtype=dtype) if need and like is not None else None
+        for like, need in zip(likes, call.needs, strict=False)
+    )
+    settings = (
+        like_setting(setting, torch.zeros(layer.num_rows, dtype=torch.float64) if need else None)
+        for setting, need in zip((params.beta, params.eta), call.needs[3:], strict=True)
+    )
+    return sums, ColumnResult(sums[0], *grads, *settings)
+
+
+def _setting(name: str, setting: float | Tensor, layer: Layer, real: torch.dtype) -> dict[str, float | Tensor | None]:
+    """β or η as one number, or as one per label."""
     if isinstance(setting, Tensor) and setting.ndim:
-        return {name: 0.0, name + "s": loop.keep(label_vector(setting, layer, real))}
-    return {name: float(setting), name + "s": 0}
+        return {name: 0.0, name + "s": label_vector(setting, layer, real)}
+    return {name: float(setting), name + "s": None}

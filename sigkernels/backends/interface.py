@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..labels import LabelSets
-from ..layer import Layer
+from ..layer import Layer, LayerMeta
 from ..layer_update import LayerUpdate
 from ..losses import ColumnLoss, ElementwiseLoss
 from ..partial_labels import PartialTargets
@@ -58,6 +58,14 @@ class LossResult(NamedTuple):
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Of x, weight and bias."""
         return self.grad_x, self.grad_weight, self.grad_bias
+
+
+# (x, weight, bias, indices, offsets of the targets, whether gradients are recorded) → (the loss [], (the gradients of x,
+# weight and bias)), or None where these tensors are not what an ordinary call has.
+PlainLoss = Callable[
+    [Tensor, Tensor, Tensor | None, Tensor, Tensor, bool],
+    tuple[Tensor, tuple[Tensor | None, Tensor | None, Tensor | None]] | None,
+]
 
 
 class ColumnResult(NamedTuple):
@@ -120,6 +128,13 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def fused_loss(self, call: LossCall) -> LossResult:
         """An elementwise loss of each row and the gradients, in one pass over label tiles."""
+
+    def plain_loss(self, loss: ElementwiseLoss, meta: LayerMeta, reduction: str, slack: int) -> PlainLoss | None:
+        """An ordinary step in one call, which checks its tensors itself, or None: this backend has none for this loss.
+
+        ``reduction``: "mean" or "sum". ``slack``: columns of the weight, or -1 for any.
+        """
+        return None
 
     def fused_update(self, call: LossCall, update: LayerUpdate) -> LossResult:
         """The same with steps of an optimizer in the place of the gradients of weight and bias, which are None."""
@@ -195,14 +210,6 @@ def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
 def sum_dtype(device: torch.device) -> torch.dtype:
     """The widest floating point type of a device, in which rows are summed."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def cast_all(
-    dtype: torch.dtype, grad_x: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients that are there, in ``dtype``."""
-    x, weight, bias = (None if grad is None else grad.to(dtype) for grad in (grad_x, grad_weight, grad_bias))
-    return x, weight, bias
 
 
 def label_vector(values: float | Tensor | None, layer: Layer, dtype: torch.dtype) -> Tensor | None:
