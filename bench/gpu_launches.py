@@ -178,7 +178,7 @@ def step_launches(problem: LossCall, recorder: Recorder, run: Callable[[LossCall
     with mock.patch("sigkernels.backends.scale_on_device", scale):
         for _ in range(2):  # the first makes tables
             recorder.launches.clear()
-            loss = FusedLoss.apply(spec, problem.targets, x, weight, bias)
+            loss = FusedLoss.apply(None, spec, problem.targets, x, weight, bias)
             torch.autograd.backward(loss, upstream, inputs=needed)
             for tensor in needed:
                 tensor.grad = None

@@ -139,14 +139,20 @@ Gradients Call::new_gradients(Needs needs) {
         object = std::move(tensor.object);
         return tensor.data;
     };
-    if (needs.x) job.grad_x = take(new_matrix(job.rows, x_columns(job), real), made.x);
+    if (needs.x) {
+        job.grad_x = take(new_matrix(job.rows, x_columns(job), real), made.x);
+        job.needs_x = x_columns(job) > 0;
+    }
     if (needs.weight) {
         const bool own = job.dtype == Dtype::bf16 && job.rows <= shape_->chunk();
         job.grad_weight_dtype = own ? job.dtype : real, job.grad_weight_stride = job.slack;
         job.grad_weight = take(new_matrix(job.labels, job.slack, job.grad_weight_dtype), made.weight);
+        job.needs_weight = job.slack > 0;
     }
-    if (needs.bias) job.grad_bias = take(new_vector(job.labels, real), made.bias);
-    job.needs_x = needs.x && x_columns(job), job.needs_weight = needs.weight && job.slack, job.needs_bias = needs.bias;
+    if (needs.bias) {
+        job.grad_bias = take(new_vector(job.labels, real), made.bias);
+        job.needs_bias = true;
+    }
     return made;
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <new>
+#include <stdexcept>
 
 #include "cpu/gradient_memory.h"
 
@@ -54,6 +55,8 @@ dlpack::DataType data_type(Dtype dtype) {
 constexpr dlpack::DataType kInt64{dlpack::kInt, 64, 1};
 
 NewTensor new_tensor(int ndim, int64_t rows, int64_t columns, dlpack::DataType type) {
+    const int64_t most = (std::numeric_limits<int64_t>::max() - int64_t{sizeof(Block)}) / (type.bits / 8);
+    if (rows < 0 || columns < 0 || (columns && rows > most / columns)) throw std::length_error("a tensor of such sizes");
     const size_t bytes = sizeof(Block) + static_cast<size_t>(rows * columns) * (type.bits / 8);
     auto* block = new (gradient_memory().take(bytes)) Block;
     block->bytes = bytes;

@@ -256,14 +256,14 @@ class DFTHead(Head):
     def _plain_logits(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self._matrix(self.slack_weight, x.dtype), self.bias)
 
-    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
-        x = self.features(h)
-        if self.shard is not None:
-            x = self.shard.share(x)
+    def _layer(self, x: Tensor) -> tuple[Tensor, Layer]:
         start = 0 if self.shard is None else self.shard.start
         meta = LayerMeta(self.num_labels, self.k, start, self.codes)
         layer = Layer(self._own_rows("slack_weight"), self._own_rows("bias"), meta)
-        return x, *validation.check_input(x, layer, "slack_weight")
+        return validation.check_input(x if self.shard is None else self.shard.share(x), layer, "slack_weight")
+
+    def _own_layer(self) -> tuple[Tensor, Tensor | None, int, int, int, int]:
+        return self.slack_weight, self.bias, self.num_labels, self.k, self.codes, self.slack
 
     def label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         rows = self.num_labels if self.shard is None else self.shard.rows

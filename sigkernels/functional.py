@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from . import ops, validation
+from .labels import LabelSets
 from .layer import Layer
 from .layer_update import LayerUpdate
 from .losses import BCE, ColumnLoss, ElementwiseLoss, Loss, Reduction
@@ -88,6 +89,10 @@ def dft_loss(
         >>> sk.functional.dft_loss(x, torch.zeros(n, s), [[3, 17], []], n, k)  # log 2: all logits are 0
         tensor(0.6931)
     """
+    if unknown is None and type(num_labels) is type(k) is type(codes) is int:
+        value = ops.plain_loss(x, slack_weight, bias, num_labels, k, codes, -1, targets, loss, reduction)
+        if value is not None:
+            return value
     flat, layer = validation.check_dft_layer(x, slack_weight, num_labels, k, bias, codes)
     return layer_loss(x, flat, layer, targets, loss, reduction, unknown)
 
@@ -113,6 +118,10 @@ def linear_loss(
         >>> weight.grad.shape
         torch.Size([100, 8])
     """
+    if unknown is None and type(targets) is LabelSets:
+        value = ops.plain_loss(x, weight, bias, targets.num_labels, -1, 0, -1, targets, loss, reduction)
+        if value is not None:
+            return value
     flat, layer = validation.check_linear_layer(x, weight, bias)
     return layer_loss(x, flat, layer, targets, loss, reduction, unknown)
 

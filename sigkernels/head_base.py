@@ -57,8 +57,12 @@ class Head(nn.Module):
         """``device`` and ``dtype`` of the parameters: of a sharded head on its mesh, unless another device is named."""
         return {"device": self.shard.mesh.device_type if self.shard and device is None else device, "dtype": dtype}
 
-    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
-        """(features ``[..., D]``, the same as ``[B, D]``, the layer)."""
+    def _layer(self, x: Tensor) -> tuple[Tensor, Layer]:
+        """(features ``[..., D]`` as ``[B, D]``, the layer), checked."""
+        raise NotImplementedError
+
+    def _own_layer(self) -> tuple[Tensor, Tensor | None, int, int, int, int]:
+        """(weight, bias, num_labels, k, codes, slack) of a head that is not sharded, as they are: nothing is checked."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -155,6 +159,7 @@ class Head(nn.Module):
     def features(self, h: Tensor) -> Tensor:
         """The input of the classifier matrix, ``[..., D]``."""
         self._check_input(h)
+        self._checked_parameters()
         return self._project(h)
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -163,6 +168,11 @@ class Head(nn.Module):
             f"torch.jit.script cannot compile {type(self).__name__}, whose kernels are Python and C++; record its logits "
             "with torch.jit.trace(head, h), or use torch.export.export, which keeps loss, topk and predict whole"
         )
+
+    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
+        """(features ``[..., D]``, the same as ``[B, D]``, the layer)."""
+        x = self.features(h)
+        return x, *self._layer(x)
 
     def _check_input(self, h: Any) -> None:
         if not isinstance(h, Tensor):
@@ -174,7 +184,6 @@ class Head(nn.Module):
                 f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
             )
         check_memory("h", h)
-        self._checked_parameters()
 
     def _checked_parameters(self) -> dict[str, Tensor]:
         """What has a row for each label, of the shapes that this head was made for."""
@@ -347,7 +356,14 @@ class Head(nn.Module):
 
     def _loss(self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction, unknown: Any) -> Tensor:
         self._check_batches("loss", h, targets, (loss, reduction, unknown))
-        x, flat, layer = self._flat(h)
+        self._check_input(h)
+        x = self._project(h)
+        if self.shard is None and unknown is None:
+            value = ops.plain_loss(x, *self._own_layer(), targets, loss, reduction)
+            if value is not None:
+                return value
+        self._checked_parameters()
+        flat, layer = self._layer(x)
         return functional.layer_loss(x, flat, layer, targets, loss, reduction, unknown, self.shard)
 
     @eager_only  # it changes the label weights in memory while the loss is computed

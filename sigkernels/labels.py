@@ -133,6 +133,16 @@ class LabelSets:
         """(indices, offsets), for code below the functions that have checked them."""
         return self._indices, self._offsets
 
+    def is_plain(self, num_labels: int) -> bool:
+        """Whether they are sets of so many labels that nobody has written to since they were checked."""
+        versions = self._versions
+        return (
+            versions is not None
+            and self._num_labels == num_labels
+            and versions[0] == self._indices._version
+            and versions[1] == self._offsets._version
+        )
+
     def _check_unchanged(self) -> None:
         """Looks at the values again where somebody has written to the tensors in place."""
         if torch.compiler.is_compiling():

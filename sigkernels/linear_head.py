@@ -109,13 +109,15 @@ class LinearHead(Head):
     def _plain_logits(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
 
-    def _flat(self, h: Tensor) -> tuple[Tensor, Tensor, Layer]:
-        x = self.features(h)
+    def _layer(self, x: Tensor) -> tuple[Tensor, Layer]:
         if self.shard is None:
-            return x, *validation.check_linear_layer(x, self.weight, self.bias)
-        x = self.shard.share(x)
+            return validation.check_linear_layer(x, self.weight, self.bias)
         meta = LayerMeta(self.num_labels, -1, self.shard.start)
-        return x, *validation.check_input(x, Layer(self._own_rows("weight"), self._own_rows("bias"), meta), "weight")
+        layer = Layer(self._own_rows("weight"), self._own_rows("bias"), meta)
+        return validation.check_input(self.shard.share(x), layer, "weight")
+
+    def _own_layer(self) -> tuple[Tensor, Tensor | None, int, int, int, int]:
+        return self.weight, self.bias, self.num_labels, -1, 0, self.bottleneck or self.in_features
 
     def label_parameters(self) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
         rows, width = self.num_labels if self.shard is None else self.shard.rows, self.bottleneck or self.in_features

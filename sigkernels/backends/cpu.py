@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,28 +117,33 @@ def fused_loss(call: LossCall, update: LayerUpdate | None = None) -> LossResult:
     set_targets(loop, targets)
     if update is not None:
         loop.set_updates(_update(update.weight), _update(update.bias))
-    number = not isinstance(scale, Tensor)
-    rows, *grads, total = _C.fused_loss(
+    of_all, of_rows = (1.0, scale.to(real)) if isinstance(scale, Tensor) else (scale, None)
+    rows, grad_x, grad_weight, grad_bias, total = _C.fused_loss(
         loop,
         _loss_numbers(params[:-2]),
         needs,
-        scale=scale if number else 1.0,
-        row_scale=None if number else scale.to(real),
+        scale=of_all,
+        row_scale=of_rows,
         label_weight=label_vector(params.weight, layer, real),
         pos_weight=label_vector(params.pos_weight, layer, real),
     )
-    return LossResult(rows, *grads, total)
+    return LossResult(rows, grad_x, grad_weight, grad_bias, total)
 
 
 def _no_terms(x: Tensor, layer: Layer, needs: tuple[bool, ...]) -> LossResult:
     """The loss of no rows, or of no labels."""
-    likes = (x, layer.weight, layer.bias)
-    dtype = gradient_dtype(x.dtype)
-    grads = (
-        torch.zeros(like.shape, dtype=dtype) if need and like is not None else None
-        for like, need in zip(likes, needs, strict=True)
+    return LossResult(torch.zeros(x.shape[0], dtype=torch.float64), *zero_gradients(x, layer, needs), 0.0)
+
+
+def zero_gradients(
+    x: Tensor, layer: Layer, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those of x, weight and bias that are needed."""
+    a, b, c = (
+        torch.zeros(like.shape, dtype=gradient_dtype(x.dtype)) if need and like is not None else None
+        for like, need in zip((x, layer.weight, layer.bias), needs, strict=False)
     )
-    return LossResult(torch.zeros(x.shape[0], dtype=torch.float64), *grads, 0.0)
+    return a, b, c
 
 
 def plain_loss(loss: ElementwiseLoss, meta: LayerMeta, reduction: str, slack: int) -> PlainLoss | None:
@@ -198,12 +204,13 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
 
 def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
     if not x.shape[0] or not layer.num_rows:
-        nothing = torch.zeros(x.shape[0] + 1, dtype=torch.int64)
-        return LabelSets.from_sorted(nothing[:0], nothing, layer.num_labels)
+        indices, offsets = (torch.zeros(count, dtype=torch.int64) for count in (0, x.shape[0] + 1))
+        return LabelSets.from_sorted(indices, offsets, layer.num_labels)
     own = None
     if isinstance(threshold, Tensor):
         own, threshold = threshold.to(x.dtype).to(accumulate_dtype(x.dtype)), 0.0
-    return LabelSets.from_sorted(*_C.predict(new_call(x, layer), threshold, own), layer.num_labels)
+    indices, offsets = _C.predict(new_call(x, layer), threshold, own)
+    return LabelSets.from_sorted(indices, offsets, layer.num_labels)
 
 
 def new_call(x: Tensor, layer: Layer, rows_at_once: bool = False) -> Any:
@@ -226,9 +233,7 @@ def set_targets(loop: Any, targets: LabelSets | Tensor | PartialTargets) -> None
 _shapes: BoundedCache[Any] = BoundedCache(_CACHE_BYTES, lambda shape: 1024 + shape.nbytes)
 
 
-def _shape(
-    dtype: torch.dtype, batch: int, weight_shape: tuple[int, ...], meta: LayerMeta, rows_at_once: bool
-) -> Any:
+def _shape(dtype: torch.dtype, batch: int, weight_shape: tuple[int, ...], meta: LayerMeta, rows_at_once: bool) -> Any:
     """A ``_C.Shape``; cached."""
     key = (dtype, batch, weight_shape, meta, rows_at_once, torch.get_num_threads())
     return _shapes.get(key, lambda: _new_shape(*key))

@@ -8,8 +8,8 @@ from torch import Tensor
 from ..layer import Layer
 from ..losses import ConfusionLoss, ConfusionParams
 from .compiled_core import core as _C
-from .cpu import new_call, set_targets
-from .interface import ColumnResult, LossCall, accumulate_dtype, gradient_dtype, label_vector, like_setting
+from .cpu import new_call, set_targets, zero_gradients
+from .interface import ColumnResult, LossCall, accumulate_dtype, label_vector, like_setting
 
 
 def column_loss(call: LossCall) -> ColumnResult:
@@ -41,7 +41,7 @@ def _sweep(
         return _no_terms(call, params)
     loop = new_call(x, layer, rows_at_once=True)
     set_targets(loop, call.targets)
-    sums, *grads, grad_beta, grad_eta = _C.confusion_loss(
+    sums, grad_x, grad_weight, grad_bias, grad_beta, grad_eta = _C.confusion_loss(
         loop,
         needs[:3],
         *needs[3:],
@@ -53,23 +53,19 @@ def _sweep(
         slopes=slopes,
     )
     settings = like_setting(params.beta, grad_beta), like_setting(params.eta, grad_eta)
-    return sums.sum(0), ColumnResult(sums[0, 0], *grads, *settings)
+    return sums.sum(0), ColumnResult(sums[0, 0], grad_x, grad_weight, grad_bias, *settings)
 
 
 def _no_terms(call: LossCall, params: ConfusionParams) -> tuple[Tensor, ColumnResult]:
     """The same of no rows, or of no labels: every denominator is 0, so the value is 0 and the loss 1."""
-    layer, dtype = call.layer, gradient_dtype(call.x.dtype)
+    layer = call.layer
     sums = torch.tensor([layer.num_rows, 0, 0, 0], dtype=torch.float64)
-    likes = (call.x, layer.weight, layer.bias)
-    grads = (
-        torch.zeros(like.shape, dtype=dtype) if need and like is not None else None
-        for like, need in zip(likes, call.needs, strict=False)
-    )
-    settings = (
+    grads = zero_gradients(call.x, layer, call.needs)
+    grad_beta, grad_eta = (
         like_setting(setting, torch.zeros(layer.num_rows, dtype=torch.float64) if need else None)
         for setting, need in zip((params.beta, params.eta), call.needs[3:], strict=True)
     )
-    return sums, ColumnResult(sums[0], *grads, *settings)
+    return sums, ColumnResult(sums[0], *grads, grad_beta, grad_eta)
 
 
 def _setting(name: str, setting: float | Tensor, layer: Layer, real: torch.dtype) -> dict[str, float | Tensor | None]:

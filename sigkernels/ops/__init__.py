@@ -5,6 +5,7 @@ from .layer_loss import layer_loss
 from .lml import LML, lml, lml_nll
 from .logits import logits
 from .partial_loss import partial_loss
+from .plain_loss import plain_loss
 from .predict import predict
 from .smooth_topk_svm import smooth_topk_svm
 from .topk import topk
@@ -17,6 +18,7 @@ __all__ = [
     "lml_nll",
     "logits",
     "partial_loss",
+    "plain_loss",
     "predict",
     "smooth_topk_svm",
     "topk",

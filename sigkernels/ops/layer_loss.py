@@ -51,7 +51,9 @@ def layer_loss(
         return TransformedLoss.apply([spec], x, weight, bias, *loss.learned(), *y)
     if not torch.is_grad_enabled():
         return evaluate(spec, (x, weight, bias), targets, None, NO_NEEDS)[0]
-    return FusedLoss.apply(spec, targets, x, weight, bias, *(loss.learned() if isinstance(loss, ColumnLoss) else ()))
+    return FusedLoss.apply(
+        None, spec, targets, x, weight, bias, *(loss.learned() if isinstance(loss, ColumnLoss) else ())
+    )
 
 
 @eager_only
@@ -69,7 +71,7 @@ def _sharded_loss(
     if not torch.is_grad_enabled():
         return evaluate(spec, inputs, targets, None, NO_NEEDS)[0]
     learned = [None if t is None else shard.data_mean(shard.share(t)) for t in loss.learned()]
-    return FusedLoss.apply(spec, targets, *inputs, *(learned if isinstance(loss, ColumnLoss) else ()))
+    return FusedLoss.apply(None, spec, targets, *inputs, *(learned if isinstance(loss, ColumnLoss) else ()))
 
 
 def _own_row_loss(x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: RowLoss, reduction: Reduction) -> Tensor:

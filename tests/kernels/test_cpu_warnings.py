@@ -24,7 +24,17 @@ def test_no_warnings(artefacts, monkeypatch):
     monkeypatch.chdir(ROOT)
     setup = runpy.run_path(str(ROOT / "setup.py"), run_name="the build's own flags")
     include = [f"-I{CSRC}", "-isystem", pybind11.get_include(), "-isystem", sysconfig.get_paths()["include"]]
-    strict = ["-std=c++17", "-fopenmp", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-fsyntax-only", "-fvisibility=hidden", *include]
+    strict = [
+        "-std=c++17",
+        "-fopenmp",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-psabi",
+        "-fsyntax-only",
+        "-fvisibility=hidden",
+        *include,
+    ]
     strict += ["-DSK_TEST_ISA=1"]
     sources: list[Path] = [*CSRC.glob("*.cpp"), *CSRC.glob("cpu/*.cpp"), *CSRC.glob("cpu/testing/*.cpp")]
     if not setup["X86"]:
