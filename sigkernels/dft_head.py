@@ -16,7 +16,8 @@ from .codes import check_codes, code_matrix
 from .dft import check_dft, dft_matrix
 from .fixed_columns import MARK, FixedColumns
 from .guarantee import BOX, Guarantee, guarantee
-from .head_base import Head, present
+from .head_base import Head
+from .head_checks import check_projection, present
 from .layer import Layer, LayerMeta
 from .linear_head import LinearHead
 from .prior import Prior, log_odds
@@ -46,8 +47,8 @@ class DFTHead(Head):
             takes k for the number of active labels; ``None`` starts at torch's own initialisation.
         device_mesh: shard the labels over the ranks of this ``DeviceMesh``: its only dimension, or the one that is named
             ``"labels"``, beside which all others are data parallel. ``slack_weight`` and ``bias`` are DTensors with
-            placement ``Shard(0)``. Ranks along ``"labels"`` call every verb with the same batch and get the same results
-            (``check_batches = True`` compares the batches). Clip gradients with ``sigkernels.clip_grad_norm_``.
+            placement ``Shard(0)``. Ranks along ``"labels"`` call every verb with the same batch and get the same results;
+            different batches raise (on a GPU with ``check_batches = True``). Clip gradients with ``sigkernels.clip_grad_norm_``.
         process_group: the same for a ``torch.distributed`` group, all of whose ranks share the labels.
 
     Example:
@@ -250,7 +251,7 @@ class DFTHead(Head):
 
     def _project(self, h: Tensor) -> Tensor:
         proj = self.proj
-        self._check_projection(proj, h, self.width)
+        check_projection(self, proj, h, self.width)
         return self._call_projection(proj, h)
 
     def _plain_logits(self, x: Tensor) -> Tensor:
@@ -299,7 +300,7 @@ class DFTHead(Head):
         box = check_number("box", box)
         if box <= 0:
             raise ValueError(f"box must be positive, got {box}")
-        parts = {name: part.detach() for name, part in self._checked_parameters().items()}
+        parts = {name: part.detach() for name, part in self.checked_parameters().items()}
         learned = self._largest(parts["slack_weight"].to(torch.float64).square().sum(1))
         fixed = (2 * self.k + 1) / self.num_labels + (1.0 if self.codes else 0.0)  # squared norms of the rows
         max_norm, max_bias = math.sqrt(fixed + learned), self._largest(parts["bias"].abs()) if "bias" in parts else 0.0

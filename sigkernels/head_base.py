@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from . import functional, ops, validation
+from . import head_checks as checks
 from .labels import LabelSets
 from .layer import Layer
 from .losses import BCE, Loss, Reduction
-from .operator_dispatch import eager_only
 from .optim import FusedOptimizer, check_update
 from .optim_checks import refuse_data_parallel
 from .prior import Prior
-from .recording import RECORDED, is_recorded
+from .recording import is_recorded
 from .sharding import LabelShard, label_shard
 from .thresholds import LogitChunks, Thresholds, log_odds_of_threshold
 from .validation import check_memory
@@ -42,7 +42,9 @@ class Head(nn.Module):
     in_features: int
     num_labels: int
     shard: LabelShard | None = None  # this rank's range of the labels of a sharded head
-    check_batches: bool = False  # a sharded head compares its ranks' batches at every call; SIGKERNELS_DEBUG=1 too
+    # A sharded head compares the batches of its ranks: True (or SIGKERNELS_DEBUG=1) bit for bit; None by a few entries, and
+    # on the CPU only, since a host that looks at them waits for its device; False not at all.
+    check_batches: bool | None = None
 
     def __init__(
         self, in_features: int, num_labels: int, device_mesh: Any, process_group: Any, device: Any, dtype: Any
@@ -106,7 +108,7 @@ class Head(nn.Module):
         if isinstance(log_odds, float):
             bias.fill_(log_odds)
         else:
-            bias.copy_(log_odds if self.shard is None else self.shard.distribute(self._own_labels(log_odds).to(bias)))
+            bias.copy_(log_odds if self.shard is None else self.shard.distribute(self.own_labels(log_odds).to(bias)))
 
     def _label_parameter(self, *columns: int, device: Any, dtype: torch.dtype | None) -> Tensor:
         """An empty ``[n, *columns]``; of a sharded head a DTensor, of which each rank holds the rows of its labels."""
@@ -121,7 +123,7 @@ class Head(nn.Module):
         else:
             self.shard.draw(parameter, bound)
 
-    def _own_labels(self, whole: Tensor) -> Tensor:
+    def own_labels(self, whole: Tensor) -> Tensor:
         """The entries of this rank's labels."""
         return whole if self.shard is None else whole[self.shard.start : self.shard.stop]
 
@@ -132,34 +134,23 @@ class Head(nn.Module):
 
     def all_rows(self, name: str) -> Tensor:
         """A parameter with a row for each label, of all labels: gathered where the head is sharded."""
-        own = self._checked_parameters()[name].detach()
+        own = self.checked_parameters()[name].detach()
         return own if self.shard is None else self.shard.gather(own, 0)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Takes whole tensors, too, into a sharded head: of another number of ranks, or of one process."""
-        shard = self.shard
-        if shard is not None:
-            state_dict = dict(state_dict)  # the caller's still belongs to the caller
-            for name in self.label_parameters():
-                whole = state_dict.get(prefix + name)
-                if whole is None or validation.is_distributed(whole):
-                    continue
-                if whole.shape[0] != self.num_labels:
-                    errors = args[-1]
-                    errors.append(
-                        f"{prefix + name} has {whole.shape[0]} rows for num_labels = {self.num_labels}; "
-                        "give the state dict of a whole layer, or load a checkpoint of torch.distributed.checkpoint"
-                    )
-                    state_dict[prefix + name] = getattr(self, name)
-                else:
-                    own = self._own_labels(whole).to(getattr(self, name).device)
-                    state_dict[prefix + name] = shard.distribute(own)
+        state_dict = dict(state_dict)  # the caller's still belongs to the caller
+        for name in self.label_parameters():
+            given = state_dict.get(prefix + name)
+            if given is not None:
+                own = checks.loadable(self, name, prefix + name, given, args[-1])
+                state_dict[prefix + name] = getattr(self, name) if own is None else own
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def features(self, h: Tensor) -> Tensor:
         """The input of the classifier matrix, ``[..., D]``."""
-        self._check_input(h)
-        self._checked_parameters()
+        checks.check_input(self, h)
+        self.checked_parameters()
         return self._project(h)
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -174,42 +165,13 @@ class Head(nn.Module):
         x = self.features(h)
         return x, *self._layer(x)
 
-    def _check_input(self, h: Any) -> None:
-        if not isinstance(h, Tensor):
-            raise TypeError(f"h must be a tensor, got {type(h).__name__}")
-        if is_recorded():
-            raise RuntimeError(RECORDED)
-        if h.ndim < 1 or h.shape[-1] != self.in_features:
-            raise ValueError(
-                f"the last dimension of h must be in_features = {self.in_features}, got shape {tuple(h.shape)}"
-            )
-        check_memory("h", h)
-
-    def _checked_parameters(self) -> dict[str, Tensor]:
+    def checked_parameters(self) -> dict[str, Tensor]:
         """What has a row for each label, of the shapes that this head was made for."""
         parameters = self.label_parameters()
         for name, (parameter, shape) in parameters.items():
             check_memory(f"the head's {name}", parameter)
-            check_shape(name, parameter, shape)
+            checks.check_shape(name, parameter, shape)
         return {name: parameter for name, (parameter, _) in parameters.items()}
-
-    def _check_projection(self, proj: nn.Module, h: Tensor, width: int) -> None:
-        if type(proj) is not nn.Linear or is_recorded():  # LoRA, quantization or a parametrization took its place
-            return
-        weight, bias = proj.weight, proj.bias
-        check_shape("proj.weight", weight, (width, self.in_features))
-        if bias is not None:
-            check_shape("proj.bias", bias, (width,))
-        if h.device != weight.device and not weight.is_meta:  # meta: offloaded, and loaded when proj is called
-            raise ValueError(f"h is on {h.device} and proj.weight on {weight.device}; move both to one device")
-        if h.dtype == weight.dtype:
-            return
-        wide = torch.float64 in (h.dtype, weight.dtype)
-        if h.device.type == "meta" or not torch.is_autocast_enabled(h.device.type) or wide:
-            raise TypeError(
-                f"all inputs must have one dtype, got h {h.dtype}, proj.weight {weight.dtype}; "
-                "convert with .to(dtype) or use torch.autocast"
-            )
 
     if TYPE_CHECKING:  # nn.Module's own __call__ returns Any
 
@@ -242,6 +204,11 @@ class Head(nn.Module):
         _verb: Callable[[Tensor], Any] | None = None,
     ) -> Any:
         """Logits, ``[..., n]``; with ``targets``, the loss instead, without this array: see ``loss``."""
+        if torch.compiler.is_compiling() and (self.shard is not None or update is not None):
+            # The compiler takes the DTensors of a sharded head for plain tensors, and its graphs have no place for our
+            # collectives, nor for weights that change while the loss is computed.
+            again = torch.compiler.disable(self.forward, reason="sharded heads and update= run eagerly")
+            return again(h, targets, loss, reduction, unknown=unknown, update=update, _verb=_verb)
         if _verb is not None:
             return _verb(h)
         if targets is not None:
@@ -356,17 +323,16 @@ class Head(nn.Module):
 
     def _loss(self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction, unknown: Any) -> Tensor:
         self._check_batches("loss", h, targets, (loss, reduction, unknown))
-        self._check_input(h)
+        checks.check_input(self, h)
         x = self._project(h)
         if self.shard is None and unknown is None:
             value = ops.plain_loss(x, *self._own_layer(), targets, loss, reduction)
             if value is not None:
                 return value
-        self._checked_parameters()
+        self.checked_parameters()
         flat, layer = self._layer(x)
         return functional.layer_loss(x, flat, layer, targets, loss, reduction, unknown, self.shard)
 
-    @eager_only  # it changes the label weights in memory while the loss is computed
     def _updated_loss(
         self, h: Tensor, targets: Any, loss: Loss, reduction: Reduction, unknown: Any, update: FusedOptimizer
     ) -> Tensor:
@@ -405,22 +371,14 @@ class Head(nn.Module):
     def _predict(self, h: Tensor, bound: float | Tensor) -> LabelSets:
         self._check_batches("predict", h, settings=bound)
         _, flat, layer = self._flat(h)
-        sets = ops.predict(flat, layer, self._own_labels(bound) if isinstance(bound, Tensor) else bound)
+        sets = ops.predict(flat, layer, self.own_labels(bound) if isinstance(bound, Tensor) else bound)
         return sets if self.shard is None else self.shard.merge_sets(sets)
 
     def _check_batches(self, verb: str, h: Tensor, targets: Any = None, settings: Any = None) -> None:
-        if self.shard is not None and (self.check_batches or os.environ.get("SIGKERNELS_DEBUG") == "1"):
+        if self.shard is None:
+            return
+        exactly = self.check_batches or os.environ.get("SIGKERNELS_DEBUG") == "1"
+        if not exactly and (self.check_batches is False or self.shard.mesh.device_type != "cpu"):
+            return
+        if exactly or not self.shard.looks_alike(h, verb=verb, targets=targets, settings=settings):
             self.shard.check_same_batch(verb=verb, h=h, targets=targets, settings=settings)
-
-
-def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:
-    if parameter.shape != shape:
-        raise ValueError(
-            f"{name} has shape {list(parameter.shape)}, but this head was made for {list(shape)}; "
-            "assign a parameter of that shape, or make a new head"
-        )
-
-
-def present(**parameters: tuple[Tensor | None, tuple[int, ...]]) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-    """The parameters that a head has, with their shapes."""
-    return {name: (tensor, shape) for name, (tensor, shape) in parameters.items() if tensor is not None}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from . import validation
-from .head_base import Head, present
+from .head_base import Head
+from .head_checks import check_projection, present
 from .layer import Layer, LayerMeta
 from .prior import Prior, log_odds
 from .sharding import LabelShard
@@ -103,7 +104,7 @@ class LinearHead(Head):
         proj = self.proj
         if proj is None:
             return h
-        self._check_projection(proj, h, self.bottleneck or self.in_features)
+        check_projection(self, proj, h, self.bottleneck or self.in_features)
         return self._call_projection(proj, h)
 
     def _plain_logits(self, x: Tensor) -> Tensor:

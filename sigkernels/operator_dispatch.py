@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _modes = torch._C._len_torch_dispatch_stack
 
@@ -31,19 +26,3 @@ def by_operator(x: Tensor, *others: Tensor | None) -> bool:
         if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return True
     return False
-
-
-def eager_only(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, which torch.compile leaves alone.
-
-    As torch.compiler.disable, which imports the whole compiler (two seconds) at once: here it does so only when
-    something is being compiled.
-    """
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return]
-        return function(*args, **kwargs)
-
-    return call

@@ -77,11 +77,24 @@ def _check_clipping(head, h, sets):
 
 
 def _check_batches(head, h, sets, monkeypatch):
-    """Batches that differ between ranks are refused on every rank, on request."""
+    """Batches that differ between ranks are refused on every rank; those that differ by rounding alone on request."""
     rank = head.shard.rank
     other_sets = sets if rank == 0 else random_sets(6, N, seed=9)
-    head.loss(h, other_sets)  # not compared unless asked for
+    for words, call in {
+        "different h": lambda: head.topk(h if rank else h.flip(0), 3),
+        "different h: ": lambda: head.loss(h[: 6 - rank], sets[: 6 - rank]),
+        "different targets": lambda: head.loss(h, other_sets),
+        "different settings": lambda: head.loss(h, sets, sk.Focal(gamma=2.0 + rank)),
+        "different verb": lambda: head.predict(h) if rank else head(h),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+    head.loss(h * (1 + 1e-5 * rank), sets)
+    head.check_batches = False
+    head.loss(h, other_sets)
     head.check_batches = True
+    with pytest.raises(ValueError, match="different h"):
+        head.loss(h * (1 + 1e-5 * rank), sets)
     head.loss(h, sets)
     head.loss(h, sets.to_dense())
     head.loss(h, [list(map(int, row)) for row in sets])
@@ -107,6 +120,14 @@ def _check_batches(head, h, sets, monkeypatch):
     monkeypatch.setenv("SIGKERNELS_DEBUG", "1")
     with pytest.raises(ValueError, match="different targets"):
         head.loss(h, other_sets)
+
+
+def _check_compiled(head, h, sets):
+    """torch.compile leaves a sharded head alone: its graph ends before it and goes on behind it."""
+    eager, found = head.loss(h, sets), head.predict(h, 0.04)
+    assert torch.equal(torch.compile(head)(h, sets), eager)
+    assert torch.equal(torch.compile(lambda h: head.loss(h + 0, sets) * 1)(h), eager)
+    assert torch.compile(lambda h: head.predict(h, 0.04))(h) == found
 
 
 def _check_distributed_tensors(h, sets):
@@ -209,10 +230,14 @@ def _worker(rank: int, folder) -> None:
         for rows in (N - 1, N + 1, head.shard.rows):
             with pytest.raises(RuntimeError, match=f"slack_weight has {rows} rows for num_labels = {N}"):
                 fresh.load_state_dict(head.state_dict() | {"slack_weight": torch.zeros(rows, S)})
+        whole = sk.DFTHead(WIDTH, N, K, S, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match=r"slack_weight is a DTensor.*full_state_dict=True"):
+            whole.load_state_dict(head.state_dict())
         assert torch.equal(fresh.slack_weight.to_local(), head.slack_weight.to_local())
         _check_clipping(head, h, sets)
         _check_batches(head, h, sets, monkeypatch)
         monkeypatch.undo()
+        _check_compiled(head, h, sets)
         _check_distributed_tensors(h.float(), sets)
         _check_metrics(rank)
         torch.save((grad, out), folder / f"{rank}.pt")

@@ -9,7 +9,7 @@ from ..backends.interface import accumulate_dtype
 from ..labels import LabelSets
 from ..layer import Layer
 from ..losses import ColumnLoss, Loss, RankedRowLoss, Reduction, RowLoss
-from ..operator_dispatch import by_operator, eager_only
+from ..operator_dispatch import by_operator
 from ..sharding import LabelShard
 from .fused_loss import NO_NEEDS, FusedLoss, Spec, evaluate, fused_loss_operator
 from .logits import logits
@@ -56,7 +56,6 @@ def layer_loss(
     )
 
 
-@eager_only
 def _sharded_loss(
     x: Tensor, layer: Layer, targets: LabelSets | Tensor, loss: Loss, reduction: Reduction, shard: LabelShard
 ) -> Tensor:
