@@ -301,6 +301,8 @@ class DFTHead(Head):
         if box <= 0:
             raise ValueError(f"box must be positive, got {box}")
         parts = {name: part.detach() for name, part in self.checked_parameters().items()}
+        for name, part in parts.items():
+            validation.refuse_meta(f"the head's {name}", part)
         learned = self._largest(parts["slack_weight"].to(torch.float64).square().sum(1))
         fixed = (2 * self.k + 1) / self.num_labels + (1.0 if self.codes else 0.0)  # squared norms of the rows
         max_norm, max_bias = math.sqrt(fixed + learned), self._largest(parts["bias"].abs()) if "bias" in parts else 0.0

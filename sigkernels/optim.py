@@ -18,8 +18,10 @@ from .optim_checks import (
     check_same_kind,
     check_settings,
     check_state,
+    check_step,
     refuse_data_parallel,
     refuse_gradient,
+    refuse_layout,
     refuse_wrong_place,
 )
 from .validation import is_distributed
@@ -55,8 +57,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if isinstance(params, nn.Module):
             params = _parameters_of(params)
-        elif isinstance(params, (str, dict)) or not isinstance(params, Iterable):
-            raise TypeError(f"params must be a head, label parameters or groups of them, got {params!r}")
+        elif isinstance(params, (str, dict, Tensor)) or not isinstance(params, Iterable):
+            got = "one tensor: write [parameter]" if isinstance(params, Tensor) else repr(params)
+            raise TypeError(f"params must be a head, label parameters or groups of them, got {got}")
         self._stepped: set[Tensor] = set()  # since the last step()
         super().__init__(params, defaults)
 
@@ -144,8 +147,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             refuse_gradient(parameter)
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise RuntimeError(f"the head's {name} has gradient hooks, which update= would pass by; remove them")
-            if parameter.stride(-1) != 1 and parameter.shape[-1] > 1:
-                raise ValueError(f"the head's {name} must have contiguous rows, got strides {parameter.stride()}")
+            refuse_layout(f"the head's {name}", parameter)
             check_settings(groups[parameter])
             parts[name] = self._parameter_update(parameter, groups[parameter], indices[parameter])
         update = LayerUpdate(**parts)
@@ -162,7 +164,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _parameter_update(self, parameter: Tensor, group: dict[str, Any], index: int) -> ParameterUpdate:
         state = self.state[parameter]
-        step = int(state.setdefault("step", 0)) + 1
+        step = check_step(state.setdefault("step", 0)) + 1
         compensation = None
         rounding = group["rounding"] if parameter.dtype == torch.bfloat16 else "nearest"
         if rounding == "kahan":

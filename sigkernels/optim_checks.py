@@ -37,11 +37,26 @@ def check_dtype(parameter: Tensor) -> None:
         raise TypeError(f"fused optimizers take float32, float64 and bfloat16, got {parameter.dtype}")
 
 
-def check_state(name: str, value: Tensor, like: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+def check_step(step: Any) -> int:
+    """How many steps a state has made: a number, or a tensor as torch's optimizers keep it."""
+    try:
+        steps = int(step)
+    except (TypeError, ValueError):
+        steps = -1
+    if steps < 0 or steps != step:
+        raise ValueError(
+            f"the optimizer's step must count the steps made, 0 or more, got {step!r}: its state is damaged"
+        )
+    return steps
+
+
+def check_state(name: str, value: Any, like: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     """Refuses a part of the state that is of another parameter, or of one that was converted since.
 
     ``shape``: of this rank's rows, where labels are sharded.
     """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the optimizer's {name} must be a tensor, got {value!r}: its state is damaged")
     if value.shape != shape or value.dtype != dtype or value.device != like.device or not value.is_contiguous():
         raise ValueError(
             f"the optimizer's {name} is {value.dtype} {list(value.shape)} on {value.device} for a parameter that needs "
@@ -84,6 +99,16 @@ def refuse_gradient(parameter: Tensor) -> None:
             "loss without update=, from weights that another layer shares, or from a parameter that is no label weight or "
             "bias: pass update=opt to head.loss, give the optimizer the head itself, and an ordinary optimizer "
             "opt.other_parameters(model); set the gradient to None (zero_grad)"
+        )
+
+
+def refuse_layout(name: str, parameter: Tensor) -> None:
+    """Raises where rows are not contiguous, or share memory as those that ``expand`` makes."""
+    rows_apart = parameter.ndim < 2 or parameter.shape[0] < 2 or parameter.stride(0) >= parameter.shape[-1]
+    if not rows_apart or (parameter.stride(-1) != 1 and parameter.shape[-1] > 1):
+        raise ValueError(
+            f"{name} must have contiguous rows of its own, got strides {parameter.stride()}; assign "
+            "torch.nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))"
         )
 
 

@@ -110,6 +110,19 @@ def is_distributed(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local")  # DTensor, without importing it
 
 
+def check_device(device: Any) -> torch.device:
+    """A device that can be computed on here."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f'device={device!r} cannot be used here ({reason}); "cpu" always can') from None
+    if found.type == "meta":
+        raise ValueError(f'device={device!r} holds no numbers; use "cpu" or an accelerator')
+    return found
+
+
 def check_dtype(dtype: Any) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise TypeError(f"dtype must be torch.float16, bfloat16, float32 or float64, or None, got {dtype!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -165,6 +166,11 @@ def broken():
         (lambda: sk.verify(resized(sk.DFTHead, k=2, slack=3), [[1]]), ValueError, r"made for \[10, 3\]"),
         (lambda: sk.verify(resized(sk.LinearHead), [[1]]), ValueError, r"weight has shape \[12, 8\]"),
         (lambda: sk.DFTHead.from_spmlbl(None, 2), TypeError, "state_dict must map names to tensors, got NoneType"),
+        (
+            lambda: sk.DFTHead(8, 10, 2, slack=1, device="meta").guarantee(1),
+            ValueError,
+            "the head's slack_weight is on the meta device",
+        ),
         (lambda: broken().guarantee(1), ValueError, "the slack weights or biases hold NaN"),
         (lambda: sk.LabelSets.from_lists([[1]], 9)["a"], IndexError, "by integers or booleans, got 'a'"),
         (lambda: sk.LabelSets.from_lists([[1]], 9)[[0.5]], IndexError, r"by integers or booleans, got \[0.5\]"),
@@ -175,6 +181,22 @@ def broken():
             "per_label must be True or False, got 'no'",
         ),
         # reports
+        (
+            lambda: sk.verify(X, [[1]], executor=ThreadPoolExecutor),
+            TypeError,
+            "must be a .*Executor, got the class ThreadPoolExecutor: make one",
+        ),
+        (lambda: sk.verify(X, [[1]], bias=3), TypeError, "bias must be a torch tensor or a numpy array, got int"),
+        (
+            lambda: sk.verify(torch.nn.Sequential(torch.nn.Linear(3, 4)), [[1]]),
+            TypeError,
+            r"head_or_matrix must be a head, .*got Sequential; give its output layer, such as model\[-1\]",
+        ),
+        (
+            lambda: sk.verify(X, [[1]], threshold=torch.full((4,), 0.5j)),
+            TypeError,
+            r"one probability for each label, got \[0.5j, 0.5j, 0.5j, 0.5j\]$",
+        ),
         (lambda: sk.verify_all(X, 1, exactly="no"), TypeError, "exactly must be True or False, got 'no'"),
         (lambda: sk.verify_all(X, 1, witnesses=None), TypeError, "witnesses must be True or False, got None"),
         (lambda: sk.verify(X, [[1]]).explain(0, ["a"]), ValueError, "one name for each of the 4 labels, got 1"),
@@ -216,6 +238,9 @@ def broken():
         (lambda: fit(batch_size=2.5), TypeError, "batch_size must be .*got 2.5"),
         (lambda: fit(learning_rate="a"), TypeError, "learning_rate must be .*got 'a'"),
         (lambda: fit(weight_decay=-1), ValueError, "weight_decay must be .*got -1"),
+        (lambda: fit(device="tpu"), ValueError, r"device='tpu' cannot be used here \(.*\); \"cpu\" always can"),
+        (lambda: fit(device=None), ValueError, "device=None cannot be used here"),
+        (lambda: fit(device="meta"), ValueError, "device='meta' holds no numbers"),
         (lambda: fit(hidden=0), ValueError, "hidden must be at least 1, got 0"),
         (lambda: fit(threshold=None), TypeError, "threshold must be .*got None"),
         *(

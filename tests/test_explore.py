@@ -55,7 +55,7 @@ def test_lines_and_radii_of_the_page(report, monkeypatch):
     assert "3 of them, those that cannot be predicted first" in explore_page.explore_page(report, "t")
 
 
-def test_command(report, tmp_path, capsys):
+def test_command(report, tmp_path, capsys, monkeypatch):
     file, names = tmp_path / "r.npz", tmp_path / "names.txt"
     report.save(file)
     names.write_text("a\n</script><b>\nc\nd\n")
@@ -68,6 +68,9 @@ def test_command(report, tmp_path, capsys):
     assert "holds 1 names for 4 labels" in capsys.readouterr().err
     assert cli.main(["explore", str(file), "--out", str(file)]) == 2
     assert "would be overwritten" in capsys.readouterr().err
+    monkeypatch.setattr(sk.Report, "load", lambda *_: pytest.fail("found out too late"))
+    assert cli.main(["explore", str(file), "--out", str(tmp_path / "missing" / "page.html")]) == 2
+    assert "--out" in (error := capsys.readouterr().err) and "there is no directory" in error
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")

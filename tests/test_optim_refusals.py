@@ -197,3 +197,27 @@ def test_refuses_ddp(tmp_path: Any) -> None:
             sharded.loss(torch.randn(2, E), [[1], []], update=sk.optim.FusedSGD(sharded))
     finally:
         dist.destroy_process_group()
+
+
+def test_refuses_weights_whose_rows_share_memory() -> None:
+    head = HEADS["linear"]()
+    head.weight = nn.Parameter(torch.randn(1, head.weight.shape[1]).expand_as(head.weight))
+    refused("contiguous rows of its own", ValueError, head)
+    head.weight = nn.Parameter(torch.randn(head.weight.shape[::-1]).T)
+    refused("contiguous rows of its own", ValueError, head)
+
+
+@pytest.mark.parametrize("step", [-5, "q", None, 1.5, float("nan")])
+def test_refuses_a_damaged_state(step: Any) -> None:
+    head = HEADS["linear"]()
+    opt = sk.optim.FusedAdamW(head)
+    opt.state[head.weight]["step"] = step
+    refused("step must count the steps made", ValueError, head, opt)
+    opt.state[head.weight]["step"] = torch.tensor(3.0)  # as torch's AdamW keeps it
+    opt.state[head.weight]["exp_avg"] = None
+    refused("exp_avg must be a tensor, got None", TypeError, head, opt)
+
+
+def test_refuses_one_tensor_for_parameters() -> None:
+    with pytest.raises(TypeError, match=r"got one tensor: write \[parameter\]"):
+        sk.optim.FusedSGD(HEADS["linear"]().weight)

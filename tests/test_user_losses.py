@@ -226,6 +226,30 @@ def test_what_cannot_be_computed_says_so(loss, error, words):
         public_loss(p, p.targets, loss, "mean")
 
 
+THETA = torch.ones(2, requires_grad=True)
+
+
+class Learning(sk.ElementwiseLoss):
+    def value(self, z, y):
+        return (z - y).square() * THETA.exp()[0]
+
+
+class LearningColumns(sk.ColumnLoss):
+    def column_values(self, z, y):
+        return (z - y).square().mean(0) * THETA[0]
+
+
+@pytest.mark.parametrize("loss", [Learning(), LearningColumns()], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_tensor_that_would_miss_its_gradient_is_refused(loss, compiled):
+    p = problem(60, 4, 5, 7)
+    call = torch.compile(public_loss, fullgraph=True) if compiled else public_loss
+    with pytest.raises(ValueError, match=rf"formula of {type(loss).__name__} uses a tensor of shape \[2\]"):
+        call(p, p.targets, loss, "mean")
+    with torch.no_grad():
+        assert public_loss(p, p.targets, loss, "mean").isfinite()
+
+
 def test_without_gradients():
     p = problem(60, 4, 5, 7, dtype=torch.float64)
     for context in (torch.no_grad(), torch.inference_mode()):

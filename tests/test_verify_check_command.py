@@ -58,6 +58,16 @@ def test_options_about_weights_that_are_not_given_are_refused(files, option):
         check_report(files / "r.npz", *option)
 
 
+def test_a_classifier_of_another_form_is_refused_by_the_name_of_its_file(files):
+    call(files / "w.npy", files / "yes.txt", "--out", files / "r.npz")
+    np.save(files / "wide.npy", np.ones((12, 5)))
+    with pytest.raises(ValueError, match=r"wide.npy has 12 labels and 5 columns; .* about 12 labels and 3 columns$"):
+        check_report(files / "r.npz", files / "wide.npy")
+    torch.save(sk.DFTHead(5, 12, 1, 2).state_dict(), files / "dft.pt")
+    with pytest.raises(ValueError, match=r"dft.pt has 12 labels and 2 columns beside a DFT with k = 1; "):
+        check_report(files / "r.npz", files / "dft.pt")
+
+
 def test_a_report_without_its_matrix_says_where_to_name_it(files):
     sk.verify(W, YES).save(files / "r.npz", matrix=False)
     with pytest.raises(ValueError, match="or WEIGHTS on the command line"):

@@ -119,6 +119,7 @@ def test_json_out_and_check(files, capsys):
         ("w.npy", "yes.txt", ("--min-sets", "-1"), "--min-sets must be at least 0"),
         ("w.npy", "yes.txt", ("--threshold", "1.5"), "strictly between 0 and 1"),
         ("w.npy", "yes.txt", ("--threshold", "high"), "high: no such file"),
+        ("w.npy", "yes.txt", ("--threshold", ""), "a file must be named, got an empty name"),
         ("w.npy", "yes.txt", ("--rule", "topk", "--threshold", "0.5"), "leave threshold=None"),
         ("w.npy", "yes.txt", ("--weight", "head"), "no array 'head' (it has: one, without a name)"),
         ("w.npy", "yes.txt", ("--rule", "argmax"), "predicts exactly one"),

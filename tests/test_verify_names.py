@@ -51,6 +51,9 @@ def test_bad_names(tmp_path, capsys):
     (tmp_path / "names.json").write_text('["cat", "dog", 3, "bird"]')
     assert main(["verify", *files, "--names", str(tmp_path / "names.json")]) == 2
     assert "holds 3 among the names of the labels" in capsys.readouterr().err
+    (tmp_path / "names.json").write_text('{"0": "cat"}')
+    assert main(["verify", *files, "--names", str(tmp_path / "names.json")]) == 2
+    assert "is JSON, but no list" in capsys.readouterr().err
 
 
 def documented_entries():

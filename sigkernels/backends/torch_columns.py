@@ -70,7 +70,9 @@ def _by_autograd(call: LossCall, loss: ColumnLoss) -> ColumnResult:
         value += f.detach().sum(dtype=wide) * call.scale
         if not any(call.needs):
             continue
-        g, *others = tile_gradients(f, torch.full_like(f, float(call.scale)), [leaf, *leaves.values()])
+        g, *others = tile_gradients(
+            f, torch.full_like(f, float(call.scale)), [leaf, *leaves.values()], type(loss).__name__
+        )
         sums.add(chunk, Slopes(g))
         for name, grad in zip(leaves, others, strict=True):
             if grad.ndim:

@@ -15,7 +15,7 @@ from ..labels import LabelSets
 from ..linear_head import LinearHead
 from ..losses import BCE, ConfusionLoss, Loss
 from ..suggest import suggest_codes, suggest_k, suggest_slack
-from ..validation import check_bool, check_int, check_number
+from ..validation import check_bool, check_device, check_int, check_number
 from .base import BaseEstimator, ClassifierMixin
 from .examples import Examples, check_fraction, check_threshold
 from .features import Features, sample_weights
@@ -279,7 +279,8 @@ class MultiLabelClassifier(Predictor, ClassifierMixin, BaseEstimator):
             torch.manual_seed(int(rng.integers(2**63)))
             head = self._build_head(labels, _frequencies(labels, weights))
             encoder = Encoder(features.width, head.in_features, scale)
-        return Trainer(encoder.to(self.device), head.to(self.device))
+        device = check_device(self.device)
+        return Trainer(encoder.to(device), head.to(device))
 
     def _continued_trainer(self, labels: LabelSets) -> Trainer:
         """The one of the last ``partial_fit``; after ``fit`` one whose Adam starts anew."""

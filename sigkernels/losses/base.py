@@ -223,7 +223,7 @@ class ElementwiseLoss(Loss):
     def value_and_grad(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """f and ∂f/∂z, elementwise."""
         f, leaf = tile_value(self.value, z, y, z.shape, type(self).__name__)
-        return f.detach(), tile_gradients(f, torch.ones_like(f), [leaf])[0]
+        return f.detach(), tile_gradients(f, torch.ones_like(f), [leaf], type(self).__name__)[0]
 
     def tile(self, z: Tensor, y: Tensor, with_grad: bool) -> tuple[Tensor, Tensor | None]:
         """f and, where it is wanted, ∂f/∂z of a tile of labels; the closed form where there is one."""
@@ -311,13 +311,31 @@ def tile_value(formula: Any, z: Tensor, y: Tensor, shape: torch.Size, name: str)
         return check_shape(formula(leaf, y), shape, name), leaf
 
 
-def tile_gradients(f: Tensor, upstream: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+def tile_gradients(f: Tensor, upstream: Tensor, leaves: Sequence[Tensor], name: str) -> list[Tensor]:
     """``upstream · ∂f/∂leaf`` for each leaf; zero where f does not depend on it."""
     with _Recording():
         if not f.requires_grad:
             return [torch.zeros_like(leaf) for leaf in leaves]
+        _refuse_other_leaves(f, leaves, name)
         grads = torch.autograd.grad(f, leaves, upstream, allow_unused=True)
         return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
+
+
+def _refuse_other_leaves(f: Tensor, leaves: Sequence[Tensor], name: str) -> None:
+    """Raises where f depends on a tensor that takes a gradient, and would never get it."""
+    nodes, seen = [f.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not any(leaf is known for known in leaves):
+            raise ValueError(
+                f"the formula of {name} uses a tensor of shape {list(leaf.shape)} that requires a gradient, which this loss "
+                "does not give; use it detached, or take the loss of the logits head(h)"
+            )
+        nodes += [before for before, _ in node.next_functions]
 
 
 def check_shape(f: Any, shape: Sequence[int], name: str) -> Tensor:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .certificate import Verdict
 from .classifier_file import StoredClassifier, add_array_options, load_output_layer
-from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays
+from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays, writable_file
 from .gate import TOLERABLE, Gate
 from .input_ball import BALLS
 from .inputs import DOMAINS
@@ -98,8 +95,8 @@ def _verify(args: argparse.Namespace) -> int:
 
     gate = Gate.of(args.allow, args.min_sets)
     inputs = tuple(name for name in (args.weights, args.labels, args.names, args.threshold) if name)
-    out = None if args.out is None else _writable("--out", args.out, inputs)
-    columns = None if args.repair is None else _writable("--repair", args.repair, inputs)
+    out = None if args.out is None else writable_file("--out", args.out, inputs)
+    columns = None if args.repair is None else writable_file("--repair", args.repair, inputs)
     if out is not None and columns is not None and out.absolute() == columns.absolute():
         raise BadFile(f"--repair {args.repair}: is the file of --out as well; choose another name")
     classifier, layer = load_output_layer(args)
@@ -220,26 +217,6 @@ def _threshold(text: str | None) -> Any:
         return np.array(file.read_text(encoding="utf-8-sig").replace(",", " ").split(), dtype=np.float64)
     except ValueError:
         raise BadFile(f"{text}: is not a list of thresholds, one number for each label") from None
-
-
-def _writable(option: str, path: str, inputs: tuple[str, ...]) -> Path:
-    """Where a result goes, if it can go there: found out before any proving."""
-    out = Path(path)
-    if out.is_dir():
-        raise BadFile(f"{option} {path}: is a directory; name a file in it")
-    if not out.absolute().parent.is_dir():
-        raise BadFile(f"{option} {path}: there is no directory {out.parent}")
-    if out.exists() and not os.access(out, os.W_OK):
-        raise BadFile(f"{option} {path}: may not be written")
-    try:  # the result is made in a file beside it
-        with tempfile.TemporaryFile(dir=out.absolute().parent):
-            pass
-    except OSError as error:
-        raise BadFile(f"{option} {path}: nothing can be written to {out.absolute().parent}: {error.strerror}") from None
-    for name in inputs:
-        if out.exists() and Path(name).exists() and out.samefile(name):
-            raise BadFile(f"{option} {path}: is an input of this command and would be overwritten; choose another name")
-    return out
 
 
 def _finite(value: float) -> float | None:

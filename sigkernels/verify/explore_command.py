@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from .explore_page import explore_page
-from .files import existing_file
+from .files import existing_file, writable_file
 from .label_names import read_names
 from .saved_report import add_report_command, load_report
 
@@ -31,12 +30,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    file, (report, _) = Path(args.report), load_report(args)
+    file = existing_file(args.report)
+    out = str(file.with_suffix(".html")) if args.out is None else args.out
+    page = writable_file("--out", out, tuple(name for name in (args.report, args.weights, args.names) if name))
+    report, _ = load_report(args)
     names = report.names if args.names is None else read_names(existing_file(args.names), report.question.labels)
-    out = file.with_suffix(".html") if args.out is None else Path(args.out)
-    if out.resolve() in {Path(given).resolve() for given in (args.report, args.weights, args.names) if given}:
-        raise ValueError(f"--out {out} is an input and would be overwritten: choose another name")
-    out.write_text(explore_page(report, f"Report of {file.name}", names), encoding="utf-8")
-    result = {"page": str(out), "sets": len(report), "counts": report.counts()}
-    print(json.dumps({"schema": 1} | result) if args.json else f"{out}: {len(report)} label sets; open it in a browser")
+    page.write_text(explore_page(report, f"Report of {file.name}", names), encoding="utf-8")
+    result = {"page": str(page), "sets": len(report), "counts": report.counts()}
+    print(
+        json.dumps({"schema": 1} | result) if args.json else f"{page}: {len(report)} label sets; open it in a browser"
+    )
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ class BadFile(ValueError):
 
 def existing_file(path: str) -> Path:
     """The path, if it is a file."""
+    if not path:
+        raise BadFile("a file must be named, got an empty name")
     file = Path(path)
     if file.is_dir():
         inside = sorted(p.name for p in file.iterdir() if p.suffix in (".safetensors", ".npz", *TORCH_SUFFIXES))
@@ -31,6 +34,26 @@ def existing_file(path: str) -> Path:
     if not file.is_file():
         raise BadFile(f"{path}: no such file")
     return file
+
+
+def writable_file(option: str, path: str, inputs: tuple[str, ...]) -> Path:
+    """Where a result goes, if it can go there: found out before any proving."""
+    out = Path(path)
+    if out.is_dir():
+        raise BadFile(f"{option} {path}: is a directory; name a file in it")
+    if not out.absolute().parent.is_dir():
+        raise BadFile(f"{option} {path}: there is no directory {out.parent}")
+    if out.exists() and not os.access(out, os.W_OK):
+        raise BadFile(f"{option} {path}: may not be written")
+    try:  # the result is made in a file beside it
+        with tempfile.TemporaryFile(dir=out.absolute().parent):
+            pass
+    except OSError as error:
+        raise BadFile(f"{option} {path}: nothing can be written to {out.absolute().parent}: {error.strerror}") from None
+    for name in inputs:
+        if out.exists() and Path(name).exists() and out.samefile(name):
+            raise BadFile(f"{option} {path}: is an input of this command and would be overwritten; choose another name")
+    return out
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:

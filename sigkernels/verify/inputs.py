@@ -1,4 +1,4 @@
-"""The public edge: heads and matrices in every accepted form, checked once."""
+"""Heads and matrices in every form that ``verify`` accepts, checked once, and the question that they pose."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .question import Question
 from .rules import DecisionRule
 
 DOMAINS = ("all", "nonnegative")
+CLASSIFIER = "head_or_matrix"  # what errors call it
 
 
 def _plain(name: str, value: torch.Tensor) -> ndarray:
@@ -51,7 +52,9 @@ def as_numpy(name: str, value: Any) -> ndarray:
         except ValueError:
             raise ValueError(f"{name} must have rows of one length, and its lists have different ones") from None
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} must be a head, a torch tensor or a numpy array, got {type(value).__name__}")
+        forms = "a head, a torch tensor or a numpy array" if name == CLASSIFIER else "a torch tensor or a numpy array"
+        hint = "; give its output layer, such as model[-1]" if isinstance(value, torch.nn.Module) else ""
+        raise TypeError(f"{name} must be {forms}, got {type(value).__name__}{hint}")
     if value.dtype.kind not in "fiu" or value.dtype.itemsize > 8:
         raise TypeError(f"{name} must hold real numbers of at most 64 bits, got dtype {value.dtype}")
     if value.dtype.kind in "iu":
@@ -95,7 +98,7 @@ def as_question(
     elif isinstance(classifier, (Head, torch.nn.Linear)):
         weight = as_numpy("weight", _label_weights(classifier, "weight"))
     else:
-        weight = as_numpy("head_or_matrix", classifier)
+        weight = as_numpy(CLASSIFIER, classifier)
     projection = getattr(classifier, "proj", None) if isinstance(classifier, Head) else None
     if projection is not None and projection.in_features < projection.out_features:
         notes.append(
@@ -131,7 +134,7 @@ def _layer_of(classifier: Any, bias: Any) -> tuple[Any, Any]:
     """The output layer of a fitted estimator: our own, or a linear one of scikit-learn; anything else as it is."""
     if _is_our_estimator(classifier):
         if not hasattr(classifier, "head_"):
-            raise ValueError("head_or_matrix is a MultiLabelClassifier that has no weights yet: call fit first")
+            raise ValueError(f"{CLASSIFIER} is a MultiLabelClassifier that has no weights yet: call fit first")
         return classifier.head_, bias
     if hasattr(classifier, "coef_") and hasattr(classifier, "intercept_"):
         if bias is not None:
@@ -170,9 +173,9 @@ def checked_question(
         raise ValueError(f"box must be positive, got {box}")
     if not 1e-100 <= box <= 1e100:
         raise ValueError(f"box must lie between 1e-100 and 1e100, got {box}")
-    weight = as_numpy("head_or_matrix", weight)
+    weight = as_numpy(CLASSIFIER, weight)
     if weight.ndim != 2 or weight.shape[0] < 1 or (k < 0 and weight.shape[1] < 1):
-        raise ValueError(f"head_or_matrix must be a matrix W [labels, features], got shape {weight.shape}")
+        raise ValueError(f"{CLASSIFIER} must be a matrix W [labels, features], got shape {weight.shape}")
     if k != -1:
         check_dft(weight.shape[0], k)
     if check_codes(codes, weight.shape[0]) and k < 0:

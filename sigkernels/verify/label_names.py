@@ -28,9 +28,11 @@ def read_names(file: Path, num_labels: int) -> list[str]:
     """The names of all labels, in order."""
     try:
         text = file.read_text(encoding="utf-8")
-        names = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+        names = json.loads(text) if text.lstrip().startswith(("[", "{")) else text.splitlines()
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadFile(f"{file}: is neither a line of text for each label nor a JSON list: {error}") from None
+    if not isinstance(names, list):
+        raise BadFile(f"{file}: is JSON, but no list; give the names of all labels in order")
     if len(names) != num_labels:
         raise BadFile(f"{file}: holds {len(names)} names for {num_labels} labels; give one text for each label")
     other = next((name for name in names if not isinstance(name, str)), None)

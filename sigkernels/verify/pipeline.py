@@ -118,8 +118,9 @@ def verify(
 def check_resources(device: Any, executor: Any, radius: Any) -> str:
     """The name of the device; what is no device, executor or flag is refused before anything else."""
     check_bool("radius", radius)
-    if executor is not None and not hasattr(executor, "submit"):
-        raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(executor).__name__}")
+    if executor is not None and (isinstance(executor, type) or not hasattr(executor, "submit")):
+        got = f"the class {executor.__name__}: make one" if isinstance(executor, type) else type(executor).__name__
+        raise TypeError(f"executor must be a concurrent.futures.Executor, got {got}")
     namespace(str(device))
     return str(device)
 

@@ -90,8 +90,8 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
         if _shape(question) != shape:
             n, slack, k, codes = _shape(question)
             raise ValueError(
-                f"head_or_matrix has {n} labels, {slack} columns, k = {k} and codes = {codes}; the report is about "
-                f"{meta['n']}, {meta['slack']}, k = {meta['k']} and codes = {meta['codes']}"
+                f"head_or_matrix has {_form(n, slack, k, codes)}; the report is about "
+                f"{_form(meta['n'], meta['slack'], meta['k'], meta['codes'])}"
             )
         if meta.get("bias") and question.stored_bias is None:
             raise ValueError(f"{path} is about a classifier with a bias: pass bias= beside head_or_matrix=")
@@ -145,6 +145,11 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
 def _shape(question: Question) -> tuple[int, int, int, int]:
     """(labels, columns that are stored, k, codes)."""
     return question.labels, question.stored.shape[1], question.k, question.codes
+
+
+def _form(labels: int, columns: int, k: int, codes: int) -> str:
+    fixed = f" beside a DFT with k = {k}" + (f" and {codes} codes" if codes else "") if k >= 0 else ""
+    return f"{labels} labels and {columns} columns{fixed}"
 
 
 def _unusable(path: str | Path, error: Exception) -> ValueError:

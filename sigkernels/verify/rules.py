@@ -9,6 +9,7 @@ Every rule asks for signs of logits, so one engine decides them all:
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -54,7 +55,8 @@ class DecisionRule:
         try:
             values = np.asarray(threshold.tolist() if hasattr(threshold, "tolist") else threshold, dtype=np.float64)
         except (TypeError, ValueError):
-            raise TypeError(f"threshold must hold one probability for each label, got {threshold!r}") from None
+            got = reprlib.repr(np.asarray(threshold).tolist())
+            raise TypeError(f"threshold must hold one probability for each label, got {got}") from None
         for value in values.ravel():
             _inside(float(value))
         return cls(rule, values)

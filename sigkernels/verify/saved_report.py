@@ -8,6 +8,7 @@ from typing import Any
 
 from .classifier_file import StoredClassifier, add_array_options, load_output_layer
 from .files import BadFile, existing_file
+from .inputs import CLASSIFIER
 from .report import Report
 
 
@@ -33,4 +34,7 @@ def load_report(args: argparse.Namespace) -> tuple[Report, StoredClassifier | No
                 raise BadFile(f"--{option.replace('_', '-')} is about the file WEIGHTS, and none is given")
         return Report.load(file), None
     classifier, layer = load_output_layer(args)
-    return Report.load(file, classifier, layer.bias), layer
+    try:
+        return Report.load(file, classifier, layer.bias), layer
+    except (ValueError, TypeError) as error:
+        raise BadFile(str(error).replace(CLASSIFIER, args.weights)) from None
