@@ -15,6 +15,10 @@ def is_recorded() -> bool:
     return torch.jit.is_tracing() or (torch.compiler.is_exporting() and _is_for_onnx())
 
 
-@torch.compiler.assume_constant_result  # dynamo takes it to be False, and torch.onnx.export tries it after another way
 def _is_for_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
+
+
+# What torch.compiler.assume_constant_result sets, without its import of the compiler, which takes seconds: dynamo takes the
+# answer to be False, and torch.onnx.export tries it after another way.
+_is_for_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
