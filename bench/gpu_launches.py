@@ -89,12 +89,8 @@ class Recorder(TorchDispatchMode):
 class StubFlash:
     """``FlashKernels`` that launch nothing."""
 
-    def __init__(self, recorder: Recorder, sizes: FlashSizes, marks: bool, products: bool) -> None:
-        self._recorder, self._sizes, self._marks, self._products = recorder, sizes, marks, products
-
-    @property
-    def products(self) -> bool:
-        return self._products
+    def __init__(self, recorder: Recorder, sizes: FlashSizes, marks: bool) -> None:
+        self._recorder, self._sizes, self._marks = recorder, sizes, marks
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         return self._sizes
@@ -199,10 +195,9 @@ def library_launches(problem: LossCall, l2_bytes: int, processors: int = 108) ->
         return step_launches(problem, recorder, library_run)
 
 
-def flash_launches(problem: LossCall, sizes: FlashSizes, marks: bool, products: bool) -> list[Launch]:
-    """Of a step by a flash path. ``marks``: the kernels want the positives as bits; ``products``: they make those with the
-    waves themselves."""
+def flash_launches(problem: LossCall, sizes: FlashSizes, marks: bool) -> list[Launch]:
+    """Of a step by a flash path. ``marks``: the kernels want the positives as bits."""
     params: Any = problem.loss.kernel_params()
     with recorded() as recorder:
-        kernels = StubFlash(recorder, sizes, marks, products)
+        kernels = StubFlash(recorder, sizes, marks)
         return step_launches(problem, recorder, lambda call: flash_pass.fused_loss(call, params, kernels))

@@ -15,6 +15,7 @@ from gpumodel.ahead import cuda_cubin
 from gpumodel.simulate import cache_directory
 
 from sigkernels.backends import flash_pass
+from sigkernels.backends.cuda import rows_of_launch
 from sigkernels.backends.flash_kernels import FlashSizes
 
 Case = tuple[int, int, int, int]  # n, k (-1: no DFT), s, B
@@ -25,12 +26,13 @@ CUDA_WIDEST = 128
 
 # Branches of whole tiles, of label sets and of a bias whose gradient is wanted.
 _ALWAYS = (
-    r"p\.bias && thread|while \(next_ < first \+ 32\)|if \(label \+ CHUNK > last\)|if \(p\.row_factor\)|if \(sums_bias\)|"
-    r"at < last && sums_bias|log1pf\(product|p\.out_scale"
+    r"p\.bias && thread|while \(next_ < first \+ count\)|if \(label \+ CHUNK > last\)|if \(p\.row_factor\)|"
+    r"if \(!?sums_bias|log1pf\(product|p\.out_scale|for \(int m = 0; m < 2"
 )
 _NEVER = (
-    r"if \(next < last\)|if \(at >= bytes\) return|if \(row0 < p\.batch\)|if \(label \+ column < last\)|"
-    r"if \(p\.loss\.plain\)|if \(!p\.slabs\) continue|if \(label \+ part >= last\)|if \(at >= last\)"
+    r"if \(next < last\)|\* DOWN >= stop|\* DOWN < stop|if \(row0 < rows|if \(label \+ column < last\)|if \(p\.loss\.plain\)|"
+    r"if \(!p\.slabs\) continue|if \(label \+ part >= last\)|if \(at >= last\)|if \(p\.grad_weight|"
+    r"for \(int row = 0; row < rows|column \+ 8 \* n|for \(int column = label_warp"
 )
 # How the code runs for BCE of label sets, by its source lines; gpumodel's walk.py says what the words mean.
 _CUDA: dict[str, Any] = {
@@ -39,16 +41,12 @@ _CUDA: dict[str, Any] = {
     "params": {"chunk": 99},  # outside its loop, which is not there where a warp has one chunk of a tile
     "loops": [
         {"at": r"for \(int label = first; label < last", "name": "tile"},
-        {"at": r"for \(int column = label_warp \* CHUNK", "name": "chunk", "trips": "-(-TILE//32//LW)"},
-        {"at": r"while \(next_ < first \+ 32\)", "trips": 0},
-        {"at": r"for \(int row = 0; row < p\.batch", "trips": "rows//depth//2"},
-        {"at": r"for \(int r = thread", "trips": 1},
+        {"at": r"for \(int column = label_warp", "name": "chunk", "trips": "chunks"},
+        {"at": r"while \(next_ < first \+ count\)", "trips": 0},
+        {"at": r"for \(int row = 0; row < rows", "trips": "steps//2"},
+        {"at": r"for \(int pass = 0", "trips": "passes//4"},
     ],
     "branches": [
-        {"via": r"fetch\(next.*if \(piece == 16\)", "at": r"if \(piece == 16\)", "take": False},
-        {"at": r"if \(piece == 16\)", "take": "piece!=16"},
-        {"at": r"if \(piece == 8\)", "take": "piece!=8"},
-        {"at": r"if \(piece == 4\)", "take": "piece!=4"},
         {"at": r"if \(p\.basis\)", "take": "not dft"},
         {"at": r"if \(any\) turn", "take": "chunk % 2 == 0"},
         {"at": r"if \(losses\.factors > ", "take": "chunk != 0"},
@@ -72,13 +70,34 @@ class CUDAShape(NamedTuple):
         return 16 * self.row_tiles * self.row_warps
 
     @property
-    def source(self) -> str:
-        """A unit that has this kernel alone."""
+    def depth(self) -> int:
+        """Numbers of a step."""
+        return 32 // self.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number."""
+        return 4 if self.scalar == "float" else 2
+
+    @property
+    def chunk(self) -> int:
+        """Labels that a warp has in registers."""
+        return 16 if self.row_tiles * self.steps * self.depth > 128 else 32
+
+    def source(self, piece: int, wide: bool, add: bool) -> str:
+        """A unit that has this kernel alone, for one group of rows. Constants say how weights are copied and where their
+        gradients go: of the branches there the walk cannot tell which is which."""
         numbers = ", ".join(map(str, self[1:]))
-        return (
-            f'#include "cuda/fused_loss.cuh"\nusing S = sk::Shape<{self.scalar}, {numbers}>;\n'
-            "template __global__ void sk::fused_loss_kernel<S>(const sk::FusedLossArgs<S::Scalar>);\n"
-        )
+        return f"""#include "cuda/fused_loss.cuh"
+using S = sk::Shape<{self.scalar}, {numbers}>;
+__global__ void __launch_bounds__(sk::THREADS, 1) fused_loss_kernel(const sk::FusedLossArgs<S::Scalar> given) {{
+    SK_DYNAMIC_SHARED(memory);
+    auto p = given;
+    p.x_piece = p.weight_piece = {piece}, p.pairs = {int(piece > self.size)};
+    p.wide = {int(wide)}, p.accumulate = {int(add)}, p.batch = min(p.batch, S::ROWS);
+    sk::FusedLoss<S>(p, memory, 0).run();
+}}
+"""
 
 
 def cuda_shape(machine: str, dtype: str, slack: int, batch: int) -> CUDAShape:
@@ -87,7 +106,7 @@ def cuda_shape(machine: str, dtype: str, slack: int, batch: int) -> CUDAShape:
     if slack > 64:
         if dtype == "tf32":
             return CUDAShape("float", 16, 1, 8 if large and batch > 64 else 4, 64 if large and batch <= 64 else 32)
-        return CUDAShape("__nv_bfloat16", 8, 1, 4 if batch <= 64 else 8, 64)
+        return CUDAShape("__nv_bfloat16", 8, 2 if large and batch > 128 else 1, 4 if batch <= 64 else 8, 64)
     if dtype == "tf32":
         if batch <= 64:
             return CUDAShape("float", 8, 1, 4, 64)
@@ -98,22 +117,25 @@ def cuda_shape(machine: str, dtype: str, slack: int, batch: int) -> CUDAShape:
 
 
 @functools.cache
-def _cuda_cubin(shape: CUDAShape) -> Any:
-    unit = cache_directory() / f"fused_loss-{'-'.join(map(str, shape))}.cu"
-    unit.write_text(shape.source, encoding="utf-8")
+def _cuda_cubin(shape: CUDAShape, piece: int, wide: bool, add: bool) -> Any:
+    unit = cache_directory() / f"fused_loss-{'-'.join(map(str, (*shape, piece, int(wide), int(add))))}.cu"
+    unit.write_text(shape.source(piece, wide, add), encoding="utf-8")
     return cuda_cubin(unit, 80, Path(__file__).resolve().parent.parent / "csrc")
 
 
 @functools.cache
-def _cuda_tile_seconds(machine: str, shape: CUDAShape, dtype: str, rows: int, slack: int, dft: bool) -> float:
-    """A tile of labels on one multiprocessor."""
-    m, cubin, size = MACHINES[machine], _cuda_cubin(shape), ELEMENT[dtype]
-    depth = 32 // size
+def _cuda_tile_seconds(
+    machine: str, shape: CUDAShape, rows: int, slack: int, dft: bool, wide: bool, add: bool
+) -> float:
+    """A tile of labels and a group of rows on one multiprocessor. ``wide``: sums for a gradient in float32 are written,
+    ``add``: and read before."""
+    m, width = MACHINES[machine], slack * shape.size
+    piece = next(piece for piece in (16, 8, 4, 2) if width % piece == 0)
+    cubin = _cuda_cubin(shape, piece, wide or shape.size == 4, add)
     (registers,) = sass.registers(cubin).values()
-    width = slack * size
     known = dict(
-        TILE=shape.tile, LW=8 // shape.row_warps, depth=depth, rows=-(-rows // (2 * depth)) * 2 * depth, dft=dft,
-        piece=16 if width % 16 == 0 else 4 if width % 4 == 0 else 2,
+        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=dft,
+        steps=-(-rows // (2 * shape.depth)) * 2, passes=shape.tile * shape.steps * 32 // (256 * piece),
     )  # fmt: skip
     made = report.predict(
         sass.load(cubin, "fused_loss_kernel"), _CUDA, m, warps=8, tiles=m.sms, registers=registers, blocks=1, **known
@@ -124,13 +146,19 @@ def _cuda_tile_seconds(machine: str, shape: CUDAShape, dtype: str, rows: int, sl
 def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
     """Seconds and launches of a step by the kernel in CUDA C++; infinite where it refuses."""
     m, shape = MACHINES[machine], cuda_shape(machine, dtype, s, batch)
-    labels = -(-n // 32 // m.sms) * 32  # of a block
-    blocks, tiles = -(-n // labels), labels / shape.tile
+    sizes = FlashSizes(32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows)
+    labels = flash_pass.block_labels(n, sizes)
 
     def kernel(rows: int) -> float:
-        return tiles * _cuda_tile_seconds(machine, shape, dtype, rows, s, k >= 0)
+        several = batch > shape.rows
+        seconds = 0.0
+        for first in range(0, rows, shape.rows):
+            group = min(shape.rows, rows - first)
+            tile = _cuda_tile_seconds(machine, shape, group, s, k >= 0, several, first > 0)
+            seconds += labels / shape.tile * tile
+        return seconds
 
-    return _flash_step(machine, dtype, (n, k, s, batch), FlashSizes(32, shape.rows, m.sms), blocks, kernel, marks=False)
+    return _flash_step(machine, dtype, (n, k, s, batch), sizes, -(-n // labels), kernel, marks=False)
 
 
 # -- the flash kernels in Triton ------------------------------------------------------------------------------------------
@@ -223,7 +251,7 @@ def triton_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -
     resident = min(machines.occupancy(m, chosen.num_warps, registers, shared)[0], chosen.resident)
     if not resident:
         return math.inf, 0
-    sizes = FlashSizes(chosen.BN, chosen.BM, chosen.resident * m.sms)
+    sizes = FlashSizes(chosen.BN, chosen.BM, chosen.resident * m.sms, chosen.BM)
     labels = flash_pass.block_labels(n, sizes)
     blocks = -(-n // labels)
     together = min(resident, -(-blocks // m.sms))
@@ -247,7 +275,6 @@ def _flash_step(
     blocks: int,
     kernel: Callable[[int], float],
     marks: bool,
-    products: bool = False,
 ) -> tuple[float, int]:
     """``kernel(rows)``: the seconds of the loop over labels of a launch, of which everything else is known."""
     import torch
@@ -256,7 +283,7 @@ def _flash_step(
     problem = call(n, k, s, batch, torch.bfloat16 if dtype == "bf16" else torch.float32)
     if k >= 0 and flash_pass.rank_refusal(problem.layer, problem.x.dtype, sizes) is not None:
         return math.inf, 0
-    launches = flash_launches(problem, sizes, marks, products)
+    launches = flash_launches(problem, sizes, marks)
     seconds = 0.0
     for launch in launches:
         if isinstance(launch, Product):
@@ -267,14 +294,19 @@ def _flash_step(
             rows = launch.keywords["batch"]
             # Weights and their gradients; those of several launches are float32 sums, read and written.
             moved = n * s * (size + (8 if batch > sizes.rows else size)) + n * rows / 8
-            # What comes before and after the loop: x and coef in, slabs out, two latencies of memory each way.
-            around = 4 * m.l2 / (m.ghz * 1e9) + blocks * rows * s * 4 / baselines.l2_bandwidth(m)
+            # What comes before and after the loop: x and coef in, slabs out, two latencies of memory each way of a group.
+            around = -(-rows // sizes.group) * 4 * m.l2 / (m.ghz * 1e9) + _slab_seconds(m, blocks * rows * s * 4)
             seconds += max(kernel(rows), moved / m.hbm) + around + LAUNCH
         elif launch.name == "finish":
             rows = launch.keywords["batch"]
-            seconds += blocks * rows * s * 4 / baselines.l2_bandwidth(m) + 4 * m.l2 / (m.ghz * 1e9) + LAUNCH
+            seconds += _slab_seconds(m, blocks * rows * s * 4) + 4 * m.l2 / (m.ghz * 1e9) + LAUNCH
         elif launch.name == "mark":
             seconds += _mark_seconds(machine, n, launch.keywords["batch"])
         else:
             seconds += LAUNCH
     return seconds, len(launches)
+
+
+def _slab_seconds(m: Any, nbytes: float) -> float:
+    """The blocks' private sums on their way out or in; they stay in the L2 cache as long as they fit."""
+    return nbytes / (baselines.l2_bandwidth(m) if nbytes <= 0.7 * m.l2_mib * 2**20 else m.hbm)

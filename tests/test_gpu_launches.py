@@ -31,12 +31,11 @@ def names(taken) -> list[str]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_flash_step(launches, case, dtype, bias):
+@pytest.mark.parametrize("group", [64, 256])
+def test_a_flash_step(launches, case, dtype, bias, group):
     from sigkernels.backends.flash_kernels import FlashSizes
 
-    taken = launches.flash_launches(
-        launches.call(*case, dtype, bias), FlashSizes(64, 256, 108), marks=True, products=False
-    )
+    taken = launches.flash_launches(launches.call(*case, dtype, bias), FlashSizes(64, 256, 108, group), marks=True)
     assert len(taken) <= MOST, taken
     assert names(taken).count("product") == (2 if case[1] >= 0 else 0)
     # Nothing is as large as the logits, and nobody passes over a gradient.

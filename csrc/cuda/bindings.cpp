@@ -58,7 +58,8 @@ sk::Flash flash_of(const std::string& dtype, const py::dict& loss, const py::kwa
     READ(x), READ(weight), READ(bias), READ(basis), READ(coef), READ(x_stride), READ(batch), READ(labels), READ(slack);
     READ(block_labels), READ(blocks), READ(indices), READ(offsets), READ(dense), READ(dense_type), READ(dense_stride);
     READ(label_start), READ(label_weight), READ(pos_weight), READ(row_factor), READ(out_scale), READ(scale), READ(wide);
-    READ(accumulate), READ(grad_weight), READ(grad_bias), READ(grad_coef), READ(slabs), READ(row_sums), READ(totals);
+    READ(accumulate), READ(grad_weight), READ(grad_bias), READ(grad_coef), READ(weight_sums), READ(bias_sums);
+    READ(slabs), READ(row_sums), READ(totals);
 #undef READ
     if (f.batch < 1 || f.labels < 1 || f.labels > INT32_MAX - 256 || f.slack < 1 || f.slack > sk::widest_slack() ||
         f.block_labels < 1 || f.block_labels % sk::tile_labels() || f.blocks * f.block_labels < f.labels ||
@@ -92,8 +93,8 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         py::arg("device"), py::arg("stream"), py::arg("flash"), py::kw_only(), py::arg("grad_x"), py::arg("stride"),
         py::arg("wide"), py::arg("rows"), py::arg("value"));
 
-    m.def("rows_of_launch", [](const std::string& dtype, int64_t batch, int64_t slack, int device) {
-        return sk::rows_of_launch(dtype_of(dtype), batch, slack, device);
+    m.def("rows_of_block", [](const std::string& dtype, int64_t batch, int64_t slack, int device) {
+        return sk::rows_of_block(dtype_of(dtype), batch, slack, device);
     });
     m.def("processors", &sk::processors);
     m.def("device_count", &sk::device_count);

@@ -1,6 +1,6 @@
 // z -> ∂loss/∂z in the registers of a warp, and the loss of its rows.
 //
-// A warp has ROW_TILES times 16 rows and CHUNK labels. Its lane has of tile m, sum n, number i: row 16 m + 8 (i / 2) + lane
+// A warp has ROW_TILES times 16 rows and 8 SUMS labels. Its lane has of tile m, sum n, number i: row 16 m + 8 (i / 2) + lane
 // / 4, label 8 n + 2 (lane % 4) + i % 2. Lane r has the positives of row r as bits.
 #pragma once
 
@@ -11,8 +11,6 @@
 namespace sk {
 namespace {  // as what it has of core/losses.h
 
-constexpr int CHUNK = 32;  // labels that a warp has in registers
-constexpr int SUMS = CHUNK / 8;
 constexpr float NEUTRAL = -1e30f;  // a logit with value 0 and gradient 0 where the target is 0
 
 struct LossArgs {
@@ -43,7 +41,7 @@ struct RowLosses {
 
 // BCE of label sets: softplus(z) = max(z, 0) + log(1 + e) with e = exp(-|z|), one logarithm for many labels. At a positive
 // label it is that of -z, and so is the gradient but for its sign.
-template <int ROW_TILES>
+template <int ROW_TILES, int SUMS>
 __device__ __forceinline__ void plain_bce(Sum (&z)[ROW_TILES][SUMS], uint32_t bits, RowLosses<ROW_TILES>& losses) {
     const bool any = __any_sync(0xffffffffu, bits != 0);
     const auto turn = [&] {  // the sign of every positive
@@ -86,7 +84,7 @@ __device__ __forceinline__ void element(const Loss& loss, float z, float y, floa
 }
 
 // Every loss, any target. The sums take turns in the same registers: one copy of the code serves all.
-template <int ROW_TILES>
+template <int ROW_TILES, int SUMS>
 __device__ __forceinline__ void any_loss(const LossArgs& p, Sum (&z)[ROW_TILES][SUMS], uint32_t bits, int row0,
                                          int first, int batch, int labels, RowLosses<ROW_TILES>& losses) {
 #pragma unroll 1

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(const FinishArgs<T> p) 
     if (block < p.slab_blocks()) {
         const double scale = p.out_scale ? p.scale * *p.out_scale : p.scale;
         add_parts(memory, p.slabs, p.parts, 32 * block, p.slab_size(), [&](int64_t at, double sum) {
-            put<T>(p.grad_x, p.wide, false, at / p.slack * p.stride + at % p.slack, static_cast<float>(scale * sum));
+            put<T>(p.grad_x, p.wide, at / p.slack * p.stride + at % p.slack, static_cast<float>(scale * sum));
         });
         return;
     }

@@ -21,7 +21,7 @@ Dense dense_type(const Flash& f) {
 // The longest of the copies that all these numbers are multiples of.
 int piece_of(const void* start, int64_t stride, int64_t row) {
     const uint64_t all = reinterpret_cast<uintptr_t>(start) | uint64_t(stride) | uint64_t(row);
-    return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
+    return all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : all % 4 == 0 ? 4 : 2;
 }
 
 LossArgs loss_args(const Flash& f) {
@@ -46,8 +46,9 @@ FusedLossArgs<T> args_of(const Flash& f) {
     a.x_piece = piece_of(f.x, f.x_stride * int64_t(sizeof(T)), row), a.weight_piece = piece_of(f.weight, row, row);
     a.loss = loss_args(f);
     a.row_factor = f.row_factor, a.out_scale = f.out_scale, a.scale = float(f.scale);
-    a.wide = f.wide, a.accumulate = f.accumulate, a.pairs = f.slack % 2 == 0 && !f.accumulate;
+    a.wide = f.wide, a.accumulate = f.accumulate, a.pairs = f.slack % 2 == 0;
     a.grad_weight = f.grad_weight, a.grad_bias = f.grad_bias, a.grad_coef = static_cast<T*>(f.grad_coef);
+    a.weight_sums = f.weight_sums, a.bias_sums = f.bias_sums;
     a.slabs = f.slabs, a.row_sums = f.row_sums, a.totals = f.totals;
     return a;
 }
@@ -64,7 +65,7 @@ void fused_loss(const LaunchOn& on, const Flash& f) {
 int64_t tile_labels() { return 32; }
 int64_t widest_slack() { return WIDEST; }
 
-int64_t rows_of_launch(DType dtype, int64_t batch, int64_t slack, int device) {
+int64_t rows_of_block(DType dtype, int64_t batch, int64_t slack, int device) {
     int64_t rows = 0;
     with_shape(dtype, batch, slack, shared_limit(device), [&](auto shape) { rows = decltype(shape)::ROWS; });
     return rows;

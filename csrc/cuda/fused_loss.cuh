@@ -1,9 +1,10 @@
 // The fused pass: loss of every row, and the gradients of x, weight and bias, without a [batch, labels] array.
 //
-// Block b owns labels block_labels · b and following. Per tile of labels and warp, in registers: z = [x | coef] [weight |
-// basis]^T, the loss, ∂loss/∂z = g, and g [weight | basis], added up over the range. g also goes to shared memory, from
-// which all warps make g^T x, which is written at once: no other block has these labels. No atomics: every sum has one
-// owner and a fixed order. The next tile of weight arrives meanwhile.
+// Block b owns labels block_labels · b and following, and takes the rows in groups. Per group, tile of labels and warp, in
+// registers: z = [x | coef] [weight | basis]^T, the loss, ∂loss/∂z = g, and g [weight | basis], added up over the range. g
+// also goes to shared memory, from which all warps make g^T x, which is written at once, or added to what earlier groups
+// left: no other block has these labels. No atomics: every sum has one owner and a fixed order. The next tile of weight
+// arrives meanwhile.
 #pragma once
 
 #include "elementwise.cuh"
@@ -30,6 +31,9 @@ struct FusedLossArgs {
     int pairs;             // grad_weight can be written two numbers at a time
     void* grad_weight;     // [labels, slack] or null
     void* grad_bias;       // [labels] or null
+    // Sums over groups of rows; null where there is one group, or the gradients are float.
+    float* weight_sums;    // [labels, slack]
+    float* bias_sums;      // [labels]
     T* grad_coef;          // [batch, blocks, 16] or null
     float* slabs;          // [blocks, batch, slack] or null
     float* row_sums;       // [blocks, batch]
@@ -42,19 +46,26 @@ struct FusedLoss {
     using K = Kind<T>;
     static constexpr int M = S::ROW_TILES;
 
+    static constexpr int CHUNK = S::CHUNK;
+    static constexpr int SUMS = CHUNK / 8;
+
     const FusedLossArgs<T>& p;
     unsigned char* const shared;
-    const int row0, label_warp;  // of this warp: its first row, its place among those with the same rows
-    const int first, last;       // labels of this block
+    const int base, rows;   // of this group: its first row, and how many
+    const int row0;         // of this warp: its first row in the group
+    const int first, last;  // labels of this block
     Sum grad_x[M][S::COLUMNS / 8] = {}, grad_coef[M][2] = {};
     Left coef[M][S::RANK_STEPS] = {};
     Left x[S::HOLDS_X ? M : 1][S::HOLDS_X ? S::STEPS : 1];  // else it is read from shared memory for every chunk
     RowLosses<M> losses;
 
-    __device__ __forceinline__ FusedLoss(const FusedLossArgs<T>& args, unsigned char* memory)
-        : p(args), shared(memory), row0(thread() / 32 / S::LABEL_WARPS * S::WARP_ROWS),
-          label_warp(thread() / 32 % S::LABEL_WARPS), first(int(blockIdx.x) * p.block_labels),
+    __device__ __forceinline__ FusedLoss(const FusedLossArgs<T>& args, unsigned char* memory, int group_row)
+        : p(args), shared(memory), base(group_row), rows(min(S::ROWS, p.batch - base)),
+          row0(thread() / 32 / S::LABEL_WARPS * S::WARP_ROWS), first(int(blockIdx.x) * p.block_labels),
           last(min(first + p.block_labels, p.labels)) {}
+
+    // The place of this warp among those with the same rows.
+    static __device__ __forceinline__ int label_warp() { return thread() / 32 % S::LABEL_WARPS; }
 
     __device__ __forceinline__ unsigned char* w(int buffer) const { return shared + S::AT_W + buffer * S::W_BYTES; }
     __device__ __forceinline__ unsigned char* g() const { return shared + S::AT_G; }
@@ -65,21 +76,22 @@ struct FusedLoss {
     // Begins to bring a tile of weight and basis.
     __device__ __forceinline__ void fetch(int label, int buffer) const {
         const int rows = min(S::TILE, last - label), bytes = p.slack * int(sizeof(T));
-        copy_rows<S::STEPS * STEP_BYTES>(w(buffer), S::W_STRIDE, p.weight + int64_t(label) * p.slack, bytes, rows, bytes,
-                                         p.weight_piece);
+        copy_rows<S::STEPS * STEP_BYTES, S::TILE>(w(buffer), S::W_STRIDE, p.weight + int64_t(label) * p.slack, bytes, rows,
+                                                  bytes, p.weight_piece);
         constexpr int BASIS = S::RANK * int(sizeof(T));
         if (p.basis)
-            copy_rows<16, BASIS>(w(buffer) + S::STEPS * STEP_BYTES, S::W_STRIDE,
+            copy_rows<16, BASIS, S::TILE>(w(buffer) + S::STEPS * STEP_BYTES, S::W_STRIDE,
                                  reinterpret_cast<const unsigned char*>(p.basis + int64_t(label - first) * S::RANK),
                                  BASIS, rows, BASIS);
     }
 
-    // x into shared memory and this warp's operands; nothing but zeros beyond the batch and the slack columns.
+    // x into shared memory and this warp's operands; nothing but zeros beyond the rows and the slack columns.
     __device__ __forceinline__ void load_x() {
         for (int at = thread(); at < S::AT_G / 16; at += THREADS) reinterpret_cast<uint4*>(shared)[at] = uint4{};
         __syncthreads();
-        copy_rows<S::STEPS * STEP_BYTES>(shared, S::X_STRIDE, p.x, p.x_stride * int64_t(sizeof(T)), p.batch,
-                                         p.slack * int(sizeof(T)), p.x_piece);
+        copy_rows<S::STEPS * STEP_BYTES, S::ROWS>(shared, S::X_STRIDE, p.x + base * p.x_stride,
+                                                  p.x_stride * int64_t(sizeof(T)), rows, p.slack * int(sizeof(T)),
+                                                  p.x_piece);
         fetch(first, 0);
         if (p.basis) load_coef();
         wait_for_copies();
@@ -110,7 +122,7 @@ struct FusedLoss {
             for (int step = 0; step < S::RANK_STEPS; ++step)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const int row = row0 + 16 * m + i % 2 * 8 + lane() / 4;
+                    const int row = base + row0 + 16 * m + i % 2 * 8 + lane() / 4;
                     const int column = S::DEPTH * step + (lane() % 4 + i / 2 * 4) * (4 / int(sizeof(T)));
                     if (row >= p.batch) continue;
                     const T* at = p.coef + (int64_t(row) * gridDim.x + blockIdx.x) * S::RANK + column;
@@ -165,7 +177,7 @@ struct FusedLoss {
             add_logits(z, left, from + step * STEP_BYTES);
         }
 
-        uint32_t bits = cursor.word(label);
+        uint32_t bits = cursor.bits(label, CHUNK);
         if (label + CHUNK > last) {
             bits &= (1u << (last - label)) - 1;
 #pragma unroll
@@ -176,12 +188,12 @@ struct FusedLoss {
 #pragma unroll
                         for (int m = 0; m < M; ++m) z[m][n][i] = NEUTRAL;
         }
-        if (p.loss.plain) plain_bce<M>(z, bits, losses);
-        else any_loss<M>(p.loss, z, bits, row0, label, p.batch, last, losses);
+        if (p.loss.plain) plain_bce(z, bits, losses);
+        else any_loss(p.loss, z, bits, base + row0, label, p.batch, last, losses);
         if (p.row_factor) {
 #pragma unroll
             for (int r = 0; r < 2 * M; ++r) {
-                const int row = row0 + 8 * r + lane() / 4;
+                const int row = base + row0 + 8 * r + lane() / 4;
                 const float factor = row < p.batch ? p.row_factor[row] : 0.0f;
 #pragma unroll
                 for (int j = 0; j < 2 * SUMS; ++j) z[r / 2][j / 2][r % 2 * 2 + j % 2] *= factor;
@@ -197,32 +209,33 @@ struct FusedLoss {
                          S::G_STRIDE);
             }
             if (!p.slabs) continue;
-            const unsigned char* rows = from + step * S::DEPTH * S::W_STRIDE;
+            const unsigned char* at = from + step * S::DEPTH * S::W_STRIDE;
 #pragma unroll
-            for (int c = 0; c < S::COLUMNS / 16; ++c) add_product(&grad_x[0][2 * c], S::COLUMNS / 8, left, rows + c * 16 * int(sizeof(T)));
-            if (p.basis) add_product(&grad_coef[0][0], 2, left, rows + S::STEPS * STEP_BYTES);
+            for (int c = 0; c < S::COLUMNS / 16; ++c) add_product(&grad_x[0][2 * c], S::COLUMNS / 8, left, at + c * 16 * int(sizeof(T)));
+            if (p.basis) add_product(&grad_coef[0][0], 2, left, at + S::STEPS * STEP_BYTES);
         }
     }
 
     // 16 columns: sums[m] += left[m] times rows of the tile
-    __device__ __forceinline__ void add_product(Sum* sums, int next, const Left (&left)[M], const unsigned char* rows) {
+    __device__ __forceinline__ void add_product(Sum* sums, int next, const Left (&left)[M], const unsigned char* at) {
         Right right;
-        K::right_of_rows(right, rows, S::W_STRIDE);
+        K::right_of_rows(right, at, S::W_STRIDE);
 #pragma unroll
         for (int m = 0; m < M; ++m)
 #pragma unroll
             for (int j = 0; j < 2; ++j) multiply(sums[m * next + j], left[m], right[j], T{});
     }
 
-    // g^T x of a tile: 32 labels and PART_COLUMNS columns of it; and the sums of g over the rows.
+    // g^T x of a tile: 32 labels and PART_COLUMNS columns of it; and the sums of g over the rows. What lies in g beyond the
+    // last label makes nothing but rows that are not written.
     __device__ __forceinline__ void write_gradients(int label) const {
         constexpr int N = S::PART_COLUMNS / 8;
-        const int warp = thread() / 32, part = warp % S::PARTS * 32, column0 = warp / S::PARTS * S::PART_COLUMNS;
+        const int warp = thread_again() / 32, part = warp % S::PARTS * 32, column0 = warp / S::PARTS * S::PART_COLUMNS;
         if (label + part >= last) return;
         const bool sums_bias = p.grad_bias && column0 == 0;
         Sum sums[2][N] = {}, of_rows[2] = {};
 #pragma unroll 2
-        for (int row = 0; row < p.batch; row += S::DEPTH) {
+        for (int row = 0; row < rows; row += S::DEPTH) {
             Left left[2];
 #pragma unroll
             for (int m = 0; m < 2; ++m)
@@ -247,36 +260,57 @@ struct FusedLoss {
             }
         }
         const float scale = p.out_scale ? p.scale * *p.out_scale : p.scale;
+        const bool add = p.accumulate || base, done = base + rows == p.batch;
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                of_rows[m][i] *= scale;
+#pragma unroll
+                for (int n = 0; n < N; ++n) sums[m][n][i] *= scale;
+            }
+        if (p.grad_weight) {
+            const RowSums<T> to(p.grad_weight, p.weight_sums, p.wide, add, done);
+            if (p.pairs) write_rows<2>(to, label + part, column0, sums);
+            else write_rows<1>(to, label + part, column0, sums);
+        }
+        if (!sums_bias || lane() % 4) return;
+        const RowSums<T> to(p.grad_bias, p.bias_sums, p.wide, add, done);
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
             const int at = label + part + 8 * r + lane() / 4;
-            if (at < last && p.grad_weight) write_row<N>(int64_t(at) * p.slack, column0 + lane() % 4 * 2, sums[r / 2], r % 2 * 2, scale);
-            if (at < last && sums_bias && lane() % 4 == 0)
-                put<T>(p.grad_bias, p.wide, p.accumulate, at, scale * of_rows[r / 2][r % 2 * 2]);
+            if (at >= last) continue;
+            float& sum = of_rows[r / 2][r % 2 * 2];
+            if (add) to.template read<1>(at, &sum);
+            to.template write<1>(at, &sum);
         }
     }
 
-    // Numbers i and i + 1 of N sums, which are columns `column` + 8 n and the next of the row of grad_weight at `row`.
-    template <int N>
-    __device__ __forceinline__ void write_row(int64_t row, int column, const Sum (&sums)[N], int i, float scale) const {
-        if (p.pairs) {
+    // 32 rows of grad_weight from `label` on, COUNT neighbours at a time. All numbers of a row are read before any is written.
+    template <int COUNT, int N>
+    __device__ __forceinline__ void write_rows(const RowSums<T>& to, int label, int column0, Sum (&sums)[2][N]) const {
 #pragma unroll
-            for (int n = 0; n < N; ++n)
-                if (column + 8 * n < p.slack)
-                    put_pair<T>(p.grad_weight, p.wide, row + column + 8 * n, scale * sums[n][i], scale * sums[n][i + 1]);
-        } else {
+        for (int r = 0; r < 4; ++r) {
+            const int at = label + 8 * r + lane() / 4, column = column0 + lane() % 4 * 2;
+            if (at >= last) continue;
+            const int64_t place = int64_t(at) * p.slack + column;
+            const auto all = [&](auto touch) {
 #pragma unroll
-            for (int j = 0; j < 2 * N; ++j)
-                if (column + j / 2 * 8 + j % 2 < p.slack)
-                    put<T>(p.grad_weight, p.wide, p.accumulate, row + column + j / 2 * 8 + j % 2, scale * sums[j / 2][i + j % 2]);
+                for (int n = 0; n < N; ++n)
+#pragma unroll
+                    for (int i = 0; i < 2; i += COUNT)
+                        if (column + 8 * n + i < p.slack) touch(place + 8 * n + i, &sums[r / 2][n][r % 2 * 2 + i]);
+            };
+            if (to.add) all([&](int64_t at, float* sum) { to.template read<COUNT>(at, sum); });
+            all([&](int64_t at, const float* sum) { to.template write<COUNT>(at, sum); });
         }
     }
 
-    // A right operand of ones: register i of the step that begins at `row`, zero beyond the batch.
+    // A right operand of ones: register i of the step that begins at `row`, zero beyond the rows.
     __device__ __forceinline__ uint32_t ones_of_rows(int row, int i) const {
-        if (sizeof(T) == 4) return row + lane() % 4 * 2 + i < p.batch ? __float_as_int(1.0f) : 0;
+        if (sizeof(T) == 4) return row + lane() % 4 * 2 + i < rows ? __float_as_int(1.0f) : 0;
         const int at = row + lane() % 4 * 2 + 8 * i;
-        return pack(at < p.batch ? 1.0f : 0.0f, at + 1 < p.batch ? 1.0f : 0.0f, T{});
+        return pack(at < rows ? 1.0f : 0.0f, at + 1 < rows ? 1.0f : 0.0f, T{});
     }
 
     __device__ __forceinline__ void write_sums() {
@@ -289,21 +323,22 @@ struct FusedLoss {
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         }
         // As the first of 16 columns they meet as the others do.
-        Sum rows[M][2] = {};
+        Sum of_rows[M][2] = {};
 #pragma unroll
-        for (int r = 0; r < 2 * M; ++r) rows[r / 2][0][r % 2 * 2] = losses.sum[r];
+        for (int r = 0; r < 2 * M; ++r) of_rows[r / 2][0][r % 2 * 2] = losses.sum[r];
         auto* sums = reinterpret_cast<float*>(w(0));  // [ROWS]
-        finish_columns<S>(g(), rows, row0, label_warp, [&](int row, int column, float value) {
+        finish_columns<S>(g(), of_rows, row0, label_warp(), [&](int row, int column, float value) {
             if (column == 0) sums[row] = value;
         });
         __syncthreads();
-        for (int row = thread(); row < p.batch; row += THREADS) p.row_sums[block * p.batch + row] = sums[row];
-        if (thread() < 32) {
+        const int now = thread_again();
+        for (int row = now; row < rows; row += THREADS) p.row_sums[block * p.batch + base + row] = sums[row];
+        if (now < 32) {
             double total = 0;
-            for (int row = thread(); row < p.batch; row += 32) total += double(sums[row]);
+            for (int row = now; row < rows; row += 32) total += double(sums[row]);
 #pragma unroll
             for (int step = 16; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
-            if (thread() == 0) p.totals[block] = total;
+            if (now == 0) p.totals[block] = base ? p.totals[block] + total : total;
         }
         if (!p.slabs) return;
 #pragma unroll
@@ -313,22 +348,22 @@ struct FusedLoss {
             for (int m = 0; m < M; ++m)
 #pragma unroll
                 for (int i = 0; i < 8; ++i) sums[m][i / 4][i % 4] = grad_x[m][2 * c + i / 4][i % 4];
-            finish_columns<S>(g(), sums, row0, label_warp, [&](int row, int column, float value) {
-                if (row < p.batch && 16 * c + column < p.slack)
-                    p.slabs[(block * p.batch + row) * p.slack + 16 * c + column] = value;
+            finish_columns<S>(g(), sums, row0, label_warp(), [&](int row, int column, float value) {
+                if (row < rows && 16 * c + column < p.slack)
+                    p.slabs[(block * p.batch + base + row) * p.slack + 16 * c + column] = value;
             });
         }
         if (!p.grad_coef) return;
-        finish_columns<S>(g(), grad_coef, row0, label_warp, [&](int row, int column, float value) {
-            if (row < p.batch)
-                p.grad_coef[(int64_t(row) * gridDim.x + blockIdx.x) * S::RANK + column] = narrow<T>(value);
+        finish_columns<S>(g(), grad_coef, row0, label_warp(), [&](int row, int column, float value) {
+            if (row < rows)
+                p.grad_coef[(int64_t(base + row) * gridDim.x + blockIdx.x) * S::RANK + column] = narrow<T>(value);
         });
     }
 
     __device__ __forceinline__ void run() {
         load_x();
         const int row = row0 + lane();
-        Cursor cursor(p.loss.targets, row, lane() < S::WARP_ROWS && row < p.batch, first);
+        Cursor cursor(p.loss.targets, base + row, lane() < S::WARP_ROWS && row < rows, first);
         if (thread() < S::TILE)
             bias(0)[thread()] = p.bias && first + thread() < last ? widen(p.bias[first + thread()]) : 0.0f;
         int buffer = 0;
@@ -341,9 +376,9 @@ struct FusedLoss {
                 fetch(next, buffer ^ 1);
                 if (p.bias && thread() < S::TILE && next + thread() < last) next_bias = widen(p.bias[next + thread()]);
             }
-            if (row0 < p.batch) {
+            if (row0 < rows) {
 #pragma unroll 1
-                for (int column = label_warp * CHUNK; column < S::TILE; column += S::LABEL_WARPS * CHUNK)
+                for (int column = label_warp() * CHUNK; column < S::TILE; column += S::LABEL_WARPS * CHUNK)
                     if (label + column < last) chunk(label + column, column, buffer, cursor);
             }
             if (thread() < S::TILE) bias(buffer ^ 1)[thread()] = next_bias;
@@ -357,7 +392,10 @@ struct FusedLoss {
 template <class S>
 __global__ void __launch_bounds__(THREADS, 1) fused_loss_kernel(const FusedLossArgs<typename S::Scalar> p) {
     SK_DYNAMIC_SHARED(memory);
-    FusedLoss<S>(p, memory).run();
+    for (int row = 0; row < p.batch; row += S::ROWS) {
+        if (row) __syncthreads();  // what lies in shared memory has been read
+        FusedLoss<S>(p, memory, row).run();
+    }
 }
 
 }  // namespace

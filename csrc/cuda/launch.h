@@ -33,7 +33,7 @@ struct Flash {
     double scale;
     bool wide, accumulate;  // grad_weight and grad_bias are float; they are added to
     void *grad_weight, *grad_bias, *grad_coef;
-    float *slabs, *row_sums;
+    float *weight_sums, *bias_sums, *slabs, *row_sums;
     double* totals;
 };
 
@@ -45,8 +45,8 @@ void finish(const LaunchOn&, const Flash&, void* grad_x, int64_t stride, bool wi
 // What a caller needs to size its work.
 int64_t tile_labels();   // a block has a multiple of so many labels
 int64_t widest_slack();  // columns
-// The most rows of one launch, where there are `batch`.
-int64_t rows_of_launch(DType, int64_t batch, int64_t slack, int device);
+// Rows that a block keeps on chip, where there are `batch`.
+int64_t rows_of_block(DType, int64_t batch, int64_t slack, int device);
 int64_t processors(int device);
 std::string devices();                       // "NVIDIA H100 (sm_90), ..." or why there is none
 int device_count();                          // 0 without a driver or a device

@@ -23,5 +23,11 @@ constexpr int WARPS = THREADS / 32;
 
 __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
 __device__ __forceinline__ int lane() { return thread() % 32; }
+// thread(), of which the compiler keeps nothing in registers around a loop: what is made of it is made again.
+__device__ __forceinline__ int thread_again() {
+    int now = thread();
+    asm volatile("" : "+r"(now));
+    return now;
+}
 
 }  // namespace sk

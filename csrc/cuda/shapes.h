@@ -8,8 +8,7 @@ namespace sk {
 
 constexpr int WIDEST = 128;  // slack columns
 
-// f(shape) for the block with the most of `batch` rows that fits into `limit` bytes of shared memory. With more than 64
-// columns a warp has registers for one row tile.
+// f(shape) for the block with the most of `batch` rows that fits into `limit` bytes of shared memory.
 template <class T, class F>
 void with_shape_of(int64_t batch, int64_t slack, int limit, F f) {
     if (slack > 64) {
@@ -21,7 +20,9 @@ void with_shape_of(int64_t batch, int64_t slack, int limit, F f) {
             if (limit >= Small::BYTES) return f(Small{});
             f(Shape<T, STEPS, 1, 4, 32>{});
         } else {
+            using Large = Shape<T, STEPS, 2, 8, 64>;
             if (batch <= 64) return f(Shape<T, STEPS, 1, 4, 64>{});
+            if (batch > 128 && limit >= Large::BYTES) return f(Large{});
             f(Shape<T, STEPS, 1, 8, 64>{});
         }
         return;

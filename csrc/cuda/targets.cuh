@@ -33,38 +33,39 @@ struct TargetArgs {
 // Walks through the positives of one row, from `first` on.
 class Cursor {
   public:
-    __device__ __forceinline__ Cursor(const TargetArgs& targets, int row, bool real, int first)
-        : start_(targets.label_start) {
+    __device__ __forceinline__ Cursor(const TargetArgs& targets, int row, bool real, int first) : targets_(targets) {
         if (!real || !targets.indices) return;
         const int64_t* low = targets.indices + targets.offsets[row];
-        const int64_t* high = end_ = targets.indices + targets.offsets[row + 1];
+        const int64_t* end = targets.indices + targets.offsets[row + 1];
+        const int64_t* high = end;
         while (low < high) {
             const int64_t* middle = low + (high - low) / 2;
-            if (*middle < start_ + first) low = middle + 1;
+            if (*middle < targets.label_start + first) low = middle + 1;
             else high = middle;
         }
-        at_ = low;
+        at_ = low, left_ = static_cast<int>(end - low);
         look();
     }
 
-    // The positives among the 32 labels from `first` on, as bits. `first` never decreases.
-    __device__ __forceinline__ uint32_t word(int first) {
+    // The positives among `count` <= 32 labels from `first` on. `first` never decreases.
+    __device__ __forceinline__ uint32_t bits(int first, int count) {
         uint32_t bits = 0;
-        while (next_ < first + 32) {
+        while (next_ < first + count) {
             if (next_ >= first) bits |= 1u << (next_ - first);
-            ++at_;
+            ++at_, --left_;
             look();
         }
         return bits;
     }
 
   private:
-    const int64_t *at_ = nullptr, *end_ = nullptr;
-    int64_t start_;
+    const TargetArgs& targets_;
+    const int64_t* at_ = nullptr;
+    int left_ = 0;          // of the row, from the cursor on: no more than there are labels
     int next_ = INT32_MAX;  // the label at the cursor
 
     __device__ __forceinline__ void look() {
-        const int64_t label = at_ < end_ ? *at_ - start_ : INT32_MAX;
+        const int64_t label = left_ ? *at_ - targets_.label_start : INT32_MAX;
         next_ = label < INT32_MAX ? static_cast<int>(label) : INT32_MAX;
     }
 };

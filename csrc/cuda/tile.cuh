@@ -6,8 +6,8 @@
 namespace sk {
 
 // The shape of a block's work. A block keeps ROWS rows of x, and in the registers of its warps their gradient, while it
-// walks over its labels, TILE at a time. Warp w has the rows of row group w / LABEL_WARPS and every LABEL_WARPS-th chunk
-// of labels.
+// walks over its labels, TILE at a time. Warp w has the w / LABEL_WARPS-th WARP_ROWS rows and every LABEL_WARPS-th chunk of
+// labels.
 template <class T, int STEPS_, int ROW_TILES_, int ROW_WARPS_, int TILE_>
 struct Shape {
     using Scalar = T;
@@ -22,6 +22,7 @@ struct Shape {
     static constexpr int RANK = 16;
     static constexpr int RANK_STEPS = RANK / DEPTH;
     static constexpr bool HOLDS_X = ROW_TILES * STEPS <= 8;  // in registers
+    static constexpr int CHUNK = ROW_TILES * COLUMNS > 128 ? 16 : 32;  // labels that a warp has in registers
     // How the warps share a tile's grad_weight: 32 labels and so many columns each.
     static constexpr int PARTS = TILE / 32;
     static constexpr int PART_COLUMNS = COLUMNS * PARTS / WARPS;
@@ -42,68 +43,92 @@ struct Shape {
     static_assert(LABEL_WARPS == 1 || MEETING_BYTES <= ROWS * G_STRIDE, "the meeting fits");
 };
 
-// Rows whose pieces of BYTES bytes are dealt out to the threads; pieces of 2 bytes are too short to be copied
-// asynchronously, so many are on their way at a time.
-template <int BYTES, int MOST>
+// Rows, of ROWS at the most, whose pieces of BYTES bytes are dealt out to the threads; pieces of 2 bytes are too short to
+// be copied asynchronously, so several are on their way at a time.
+template <int BYTES, int MOST, int ROWS>
 __device__ __forceinline__ void copy_rows(unsigned char* to, int stride, const unsigned char* from, int64_t from_stride,
                                           int rows, int bytes) {
     constexpr int ACROSS = MOST / BYTES, DOWN = THREADS / ACROSS;
-    static_assert(THREADS % ACROSS == 0, "a row has a power of two of pieces");
-    const int at = thread() % ACROSS * BYTES, first = thread() / ACROSS;
-    const int stop = at < bytes ? rows : 0;
+    constexpr int PASSES = (ROWS + DOWN - 1) / DOWN, MANY = PASSES < 4 ? PASSES : 4;
+    static_assert(THREADS % ACROSS == 0 && PASSES % MANY == 0, "a row has a power of two of pieces");
+    const int now = thread_again(), at = now % ACROSS * BYTES, first = now / ACROSS;
+    const int stop = at < bytes ? rows - first : 0;
     to += first * stride + at, from += first * from_stride + at;
-    if constexpr (BYTES == 2) {
-        constexpr int MANY = 16;
-        for (int r = first; r < stop; r += MANY * DOWN) {
-            uint16_t pieces[MANY];
+#pragma unroll 1
+    for (int pass = 0; pass < PASSES; pass += MANY) {
+        uint16_t pieces[MANY];
 #pragma unroll
-            for (int i = 0; i < MANY; ++i)
-                if (r + i * DOWN < stop) pieces[i] = *reinterpret_cast<const uint16_t*>(from + i * DOWN * from_stride);
-#pragma unroll
-            for (int i = 0; i < MANY; ++i)
-                if (r + i * DOWN < stop) *reinterpret_cast<uint16_t*>(to + i * DOWN * stride) = pieces[i];
-            to += MANY * DOWN * stride, from += MANY * DOWN * from_stride;
+        for (int i = 0; i < MANY; ++i) {
+            if ((pass + i) * DOWN >= stop) continue;
+            if constexpr (BYTES == 2) pieces[i] = *reinterpret_cast<const uint16_t*>(from + i * DOWN * from_stride);
+            else copy_async<BYTES>(to + i * DOWN * stride, from + i * DOWN * from_stride);
         }
-    } else {
-#pragma unroll 4
-        for (int r = first; r < stop; r += DOWN, to += DOWN * stride, from += DOWN * from_stride)
-            copy_async<BYTES>(to, from);
+        if constexpr (BYTES == 2) {
+#pragma unroll
+            for (int i = 0; i < MANY; ++i)
+                if ((pass + i) * DOWN < stop) *reinterpret_cast<uint16_t*>(to + i * DOWN * stride) = pieces[i];
+        }
+        to += MANY * DOWN * stride, from += MANY * DOWN * from_stride;
     }
 }
 
-// Rows of `bytes` <= MOST bytes in pieces of `piece` (16, 4 or 2) bytes, which all rows and strides are multiples of.
-template <int MOST>
+// Rows of `bytes` <= MOST bytes in pieces of `piece` (16, 8, 4 or 2) bytes, which all rows and strides are multiples of.
+template <int MOST, int ROWS>
 __device__ __forceinline__ void copy_rows(unsigned char* to, int stride, const void* from, int64_t from_stride, int rows,
                                           int bytes, int piece) {
     const auto* source = static_cast<const unsigned char*>(from);
-    if (piece == 16) copy_rows<16, MOST>(to, stride, source, from_stride, rows, bytes);
-    else if (piece == 4) copy_rows<4, MOST>(to, stride, source, from_stride, rows, bytes);
-    else copy_rows<2, MOST>(to, stride, source, from_stride, rows, bytes);
+    if (piece == 16) copy_rows<16, MOST, ROWS>(to, stride, source, from_stride, rows, bytes);
+    else if (piece == 8) copy_rows<8, MOST, ROWS>(to, stride, source, from_stride, rows, bytes);
+    else if (piece == 4) copy_rows<4, MOST, ROWS>(to, stride, source, from_stride, rows, bytes);
+    else copy_rows<2, MOST, ROWS>(to, stride, source, from_stride, rows, bytes);
 }
 
-// One element of an output in its own dtype or in float32, in the place of what is there or added to it.
+// One element of an output in its own dtype or in float32.
 template <class T>
-__device__ __forceinline__ void put(void* out, bool wide, bool accumulate, int64_t at, float value) {
-    if (wide) {
-        float* to = static_cast<float*>(out) + at;
-        *to = accumulate ? *to + value : value;
-    } else {
-        static_cast<T*>(out)[at] = narrow<T>(value);
+__device__ __forceinline__ void put(void* out, bool wide, int64_t at, float value) {
+    if (wide) static_cast<float*>(out)[at] = value;
+    else static_cast<T*>(out)[at] = narrow<T>(value);
+}
+
+// A gradient that is a sum over the rows. Groups of rows leave float sums to each other, in the gradient where it is
+// float; else the last of them writes numbers of T. COUNT neighbours at a time, from a multiple of COUNT on.
+template <class T>
+struct RowSums {
+    float* sums;
+    T* numbers;  // null: sums are written
+    bool add;    // to what is there
+
+    __device__ __forceinline__ RowSums(void* gradient, float* scratch, bool wide, bool add_, bool done)
+        : sums(wide ? static_cast<float*>(gradient) : scratch),
+          numbers(wide || !done ? nullptr : static_cast<T*>(gradient)), add(add_) {}
+
+    template <int COUNT>
+    __device__ __forceinline__ void read(int64_t at, float* to) const {
+        if (COUNT == 2) {
+            const float2 before = *reinterpret_cast<const float2*>(sums + at);
+            to[0] += before.x, to[1] += before.y;
+        } else {
+            *to += sums[at];
+        }
     }
-}
-
-// Two neighbours, the first at an even place, in the place of what is there.
-template <class T>
-__device__ __forceinline__ void put_pair(void* out, bool wide, int64_t at, float low, float high) {
-    if (sizeof(T) == 4 || wide) *reinterpret_cast<float2*>(static_cast<float*>(out) + at) = {low, high};
-    else *reinterpret_cast<uint32_t*>(static_cast<T*>(out) + at) = pack(low, high, T{});
-}
+    template <int COUNT>
+    __device__ __forceinline__ void write(int64_t at, const float* from) const {
+        if (sizeof(T) == 4 || !numbers) {
+            if (COUNT == 2) *reinterpret_cast<float2*>(sums + at) = {from[0], from[1]};
+            else sums[at] = *from;
+        } else {
+            if (COUNT == 2) *reinterpret_cast<uint32_t*>(numbers + at) = pack(from[0], from[1], T{});
+            else numbers[at] = narrow<T>(*from);
+        }
+    }
+};
 
 // put(row in the block, column 0 … 15, value) for the 16 columns of every warp's sums, added over the label warps.
 template <class S, class Put>
 __device__ __forceinline__ void finish_columns(unsigned char* meeting, Sum (&sums)[S::ROW_TILES][2], int row0,
                                                int label_warp, Put put) {
     auto* parts = reinterpret_cast<float*>(meeting);  // [LABEL_WARPS, ROWS, 16]
+    const int now = thread_again(), lane = now % 32;
     if (S::LABEL_WARPS > 1) __syncthreads();          // what lay there has been read
 #pragma unroll
     for (int m = 0; m < S::ROW_TILES; ++m)
@@ -111,13 +136,13 @@ __device__ __forceinline__ void finish_columns(unsigned char* meeting, Sum (&sum
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int row = row0 + 16 * m + i / 2 * 8 + lane() / 4, column = 8 * n + lane() % 4 * 2 + i % 2;
+                const int row = row0 + 16 * m + i / 2 * 8 + lane / 4, column = 8 * n + lane % 4 * 2 + i % 2;
                 if (S::LABEL_WARPS == 1) put(row, column, sums[m][n][i]);
                 else parts[(label_warp * S::ROWS + row) * 16 + column] = sums[m][n][i];
             }
     if (S::LABEL_WARPS == 1) return;
     __syncthreads();
-    for (int at = thread(); at < S::ROWS * 16; at += THREADS) {
+    for (int at = now; at < S::ROWS * 16; at += THREADS) {
         float sum = 0;
         for (int w = 0; w < S::LABEL_WARPS; ++w) sum += parts[w * S::ROWS * 16 + at];
         put(at / 16, at % 16, sum);

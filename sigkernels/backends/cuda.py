@@ -22,6 +22,7 @@ from .gpu_paths import LossShape
 from .interface import Backend, BackendError, ColumnResult, LMLSteps, LossCall, LossResult, Operation, gradient_dtype
 
 _INSTEAD = "use 'triton', 'torch' or 'auto'"
+_SLABS = 96 * 2**20  # bytes, the most that the private sums of a launch's blocks take
 
 
 class CUDABackend(Backend):
@@ -136,7 +137,13 @@ def _unsupported(device: int) -> str | None:
 @functools.lru_cache(maxsize=256)
 def _sizes(kind: str, batch: int, slack: int, device: int) -> FlashSizes:
     module = _module()
-    return FlashSizes(module.TILE, module.rows_of_launch(kind, batch, slack, device), module.processors(device))
+    group, blocks = module.rows_of_block(kind, batch, slack, device), module.processors(device)
+    return FlashSizes(module.TILE, rows_of_launch(group, slack, blocks), blocks, group)
+
+
+def rows_of_launch(group: int, slack: int, blocks: int) -> int:
+    """The most rows of a launch: whole groups whose slabs, float32 ``[blocks, rows, slack]``, take no more than ``_SLABS``."""
+    return max(_SLABS // (4 * blocks * slack * group), 1) * group
 
 
 class CUDAKernels:
@@ -144,10 +151,6 @@ class CUDAKernels:
 
     def __init__(self) -> None:
         self._last: tuple[FlashLaunch, Any] | None = None  # a launch and what the kernels see of it
-
-    @property
-    def products(self) -> bool:
-        return False
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         return _sizes(_kind(x.dtype), x.shape[0], slack, _where(x)[0])
@@ -208,6 +211,8 @@ class CUDAKernels:
             grad_weight=_address(launch.grad_weight),
             grad_bias=_address(launch.grad_bias),
             grad_coef=_address(launch.grad_coef),
+            weight_sums=_address(launch.weight_sums),
+            bias_sums=_address(launch.bias_sums),
             slabs=_address(launch.slabs),
             row_sums=launch.row_sums.data_ptr(),
             totals=launch.totals.data_ptr(),

@@ -1,15 +1,13 @@
 """The contract of a flash kernel: what a launch takes, and what a backend's kernels do. ``flash_pass.py`` launches them.
 
 A block owns ``block_labels`` consecutive labels. It keeps its rows of x and their gradient on chip while it walks over
-these labels, writes their rows of ``grad_weight`` once, and its private sums (slabs, row sums) once, at the end::
+these labels, writes their rows of ``grad_weight`` once, and its private sums (slabs, row sums) once, at the end. A launch of
+more rows than that takes them one group after the other, and each group adds its part of ``grad_weight``::
 
     z = [x | coef_p] · [weight | basis]ᵀ + bias           p: the block; coef_p = coef[:, 16 p : 16 (p+1)]
     g = ∂f/∂z · row_factor
     grad_weight = scale · gᵀ x         grad_bias = scale · Σ_rows g            of the labels p·T … min((p+1)·T, m) - 1
     grad_coef_p = g · basis            slabs_p = g · weight                    of these labels alone, unscaled
-
-The products with the waves, ``coef = features · waves`` before and ``scale · grad_coef · wavesᵀ`` after them, are made by
-the vendor's library, or by kernels that say ``products``: those get no ``coef``, and fill ``grad_features`` in ``finish``.
 """
 
 from __future__ import annotations
@@ -28,29 +26,12 @@ MARKED = 32  # labels whose positives are one word of ``marks``
 
 
 class FlashSizes(NamedTuple):
-    """How a backend cuts a problem; a prediction of its times chose them ."""
+    """How a backend cuts a problem; a prediction of its times chose them."""
 
     tile: int  # labels of a step: a block has a multiple of it, and so do the words of marks that it reads
     rows: int  # the most rows of one launch
     blocks: int  # that run on the device at once
-    group: int = 0  # rows that a block keeps on chip, where it takes those of a launch one group after the other
-
-
-class BlockTables(NamedTuple):
-    """The DFT part of every block of a layer, in the dtype of its products unless it says otherwise.
-
-    The waves of a block are those of any block rotated, ``waves = shapes · rotation`` of the block: wave j is a pair of
-    columns of shapes (cosine and sine about the middle of a block) that turns by an angle. Pair 0 is the constant.
-    """
-
-    basis: Tensor  # [T+1, 16]
-    waves: Tensor  # [P, blocks · 16]; rows 2k+1 … P - 1, up to a multiple of 16, are 0
-    shapes: Tensor  # [2 J, 16]: rows 2j and 2j+1 are the even and the odd half of wave j; J >= k+1 is a multiple of 16
-    rotations: Tensor  # float32 [blocks, J, 2]: cosine and sine
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tables on the device."""
-        return self
+    group: int  # rows that a block keeps on chip; those of a launch are taken one group after the other
 
 
 class FlashLaunch(NamedTuple):
@@ -61,9 +42,7 @@ class FlashLaunch(NamedTuple):
     bias: Tensor | None  # [m] dtype of x, contiguous
     # [T+1, 16] dtype of x: the DFT of any block. Column 15 is 0 but in row T, which has nothing else: ABSENT.
     basis: Tensor | None
-    # [B, blocks · 16] dtype of x: the features of a block's basis, for every block; column 15: 0. None where the kernels
-    # make them.
-    coef: Tensor | None
+    coef: Tensor | None  # [B, blocks · 16] dtype of x: the features of a block's basis, for every block; column 15: 0
     block_labels: int  # T: a multiple of the tile
     blocks: int  # ceil(m / T)
     indices: Tensor | None  # int64 [nnz] global labels, ascending in each row; None: targets are dense
@@ -85,21 +64,13 @@ class FlashLaunch(NamedTuple):
     slabs: Tensor | None  # float32 [blocks, B, s]
     row_sums: Tensor  # float32 [blocks, B]: the loss of the block's labels
     totals: Tensor  # float64 [blocks]: row_sums summed over the rows
-    # For kernels with ``products``, where there is a DFT part.
-    dft: BlockTables | None
-    features: Tensor | None  # [B, 2k+1] the DFT features; dtype and strides of x
-    grad_features: Tensor | None  # [B, 2k+1] strided: scale · out_scale · grad_coef · wavesᵀ, by ``finish``
-    # For kernels with ``products`` and several groups of rows, where grad_weight and grad_bias are not float32.
+    # Where there are several groups of rows, and grad_weight and grad_bias are not float32.
     weight_sums: Tensor | None  # float32 [m, s]: sums over the groups
     bias_sums: Tensor | None  # float32 [m]
 
 
 class FlashKernels(Protocol):
     """The kernels of a backend. Each launches on the current stream of the tensors' device and returns at once."""
-
-    @property
-    def products(self) -> bool:
-        """Whether they multiply the DFT features with the waves themselves."""
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         """For ``x [B, …]`` and that many slack columns."""

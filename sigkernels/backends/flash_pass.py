@@ -6,8 +6,6 @@
     finish                  adds the blocks' sums
     grad_x_dft = scale · grad_coef · wavesᵀ     one library product
 
-Kernels that make both products themselves need neither, nor an array of the coefficients.
-
 Every block of labels is one tile of the DFT plan: the DFT costs the kernel 16 more columns, whatever k is. The constant
 column is not among the waves: three columns of the basis hold the digits of 1/√n, so that the prior of a label is right
 to float32, and its feature is multiplied by a power of two alone.
@@ -28,7 +26,7 @@ from ..layer import Layer
 from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .device_tables import DeviceTables
-from .flash_kernels import ABSENT, MARKED, RANK, BlockTables, FlashKernels, FlashLaunch, FlashSizes
+from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes
 from .interface import LossCall, LossResult, gradient_dtype, label_vector
 from .library_walk import tf32_allowed, without_autocast
 
@@ -39,6 +37,17 @@ _ALIGN = 256  # bytes: where a part of the workspace begins
 _MAX_LABELS = 2**31 - 1  # a label fits an int32 inside the kernels
 # Where the singular values of a block's waves are cut: below the rounding of the factors.
 _EPS = {torch.bfloat16: 1e-4, torch.float16: 2e-5, torch.float32: 2e-5}
+
+
+class BlockTables(NamedTuple):
+    """The DFT part of every block of a layer, in the dtype of its products."""
+
+    basis: Tensor  # [T+1, 16]
+    waves: Tensor  # [2k+1, blocks · 16]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tables on the device."""
+        return self
 
 
 _tables: DeviceTables[BlockTables] = DeviceTables(256 * 2**20)
@@ -93,24 +102,17 @@ def block_tables(layer: Layer, labels: int) -> BlockTables:
 
 
 def _work_out(layer: Layer, labels: int) -> BlockTables:
-    n, k, dtype, device = layer.num_labels, layer.k, layer.weight.dtype, layer.weight.device
-    shared = plan(n, k, labels, _EPS[dtype], False)
-    # Wave j about the middle of a block, as it is there: `even` belongs to the cosine of its angle, `odd` to the sine.
-    pairs = -(-(k + 1) // 16) * 16
-    shapes, (even, odd) = np.zeros((pairs, 2, RANK)), (slice(shared.even_rank), slice(shared.even_rank, shared.rank))
-    shapes[1 : k + 1, 0, even], shapes[1 : k + 1, 1, odd] = shared.v[even, 1::2].T, shared.v[odd, 2::2].T
+    n, dtype, device = layer.num_labels, layer.weight.dtype, layer.weight.device
+    shared = plan(n, layer.k, labels, _EPS[dtype], False)
+    cos, sin = (turned.T[..., None] for turned in shared.rotations(shared.centres(layer.label_start, layer.num_rows)))
+    even, odd = slice(shared.even_rank), slice(shared.even_rank, shared.rank)
+    v_even, v_odd = shared.v[even, 1::2].T[:, None], shared.v[odd, 2::2].T[:, None]  # [k, 1, ·]
+    waves = np.zeros((2 * layer.k + 1, cos.shape[1], RANK))
+    waves[1::2, :, even], waves[2::2, :, even] = v_even * cos, v_even * sin
+    waves[1::2, :, odd], waves[2::2, :, odd] = -v_odd * sin, v_odd * cos
     # The constant: 1/√n = 2⁻ᵖ · u with u in [2⁻⁵, 2⁻⁴), where even the last digits are no subnormal numbers of float16.
     power = math.floor(math.log2(math.sqrt(n))) - 4
-    shapes[0, 0, _CONSTANT] = 2.0**-power
-    turned = shared.rotations(shared.centres(layer.label_start, layer.num_rows))
-    place = (0, 0), (1, pairs - 1 - k)
-    cos, sin = np.pad(turned[0], place, constant_values=1.0), np.pad(turned[1], place)
-    waves = np.zeros((pairs, 2, len(cos), RANK))
-    waves[:, 0] = cos.T[..., None] * shapes[:, None, 0] - sin.T[..., None] * shapes[:, None, 1]
-    waves[:, 1] = sin.T[..., None] * shapes[:, None, 0] + cos.T[..., None] * shapes[:, None, 1]
-    rows = np.r_[0, 2 : 2 * k + 2]  # without the sine of the constant
-    matrix = np.zeros((-(-len(rows) // 16) * 16, len(cos) * RANK))
-    matrix[: len(rows)] = waves.reshape(2 * pairs, -1)[rows]
+    waves[0, :, _CONSTANT] = 2.0**-power
     basis = np.zeros((labels + 1, RANK))
     basis[labels, RANK - 1] = ABSENT
     basis[:labels, : shared.rank] = shared.u
@@ -118,10 +120,7 @@ def _work_out(layer: Layer, labels: int) -> BlockTables:
     for part in range(_CONSTANT.start, _CONSTANT.stop):
         basis[:labels, part] = _rounded(left, dtype)
         left -= basis[0, part]
-    with torch.inference_mode(False):
-        rotations = torch.tensor(np.stack((cos, sin), 2), dtype=torch.float32).to(device)
-    table, products, halves = (_product_tensor(a, dtype, device) for a in (basis, matrix, shapes.reshape(-1, RANK)))
-    return BlockTables(table, products, halves, rotations)
+    return BlockTables(*(_product_tensor(table, dtype, device) for table in (basis, waves.reshape(len(waves), -1))))
 
 
 def _product_tensor(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -200,14 +199,14 @@ def fused_loss(call: LossCall, params: ElementwiseParams, kernels: FlashKernels)
     several = batch > sizes.rows
     rows_at_once = min(batch, sizes.rows)
     sum_dtype = torch.float32 if several else out_dtype  # of sums that several launches add to
-    in_groups = 0 < sizes.group < rows_at_once and sum_dtype != torch.float32
+    in_groups = sizes.group < rows_at_once and sum_dtype != torch.float32
 
     space = _Workspace(device)
     space.part(blocks, dtype=torch.float64)
     space.part(blocks, rows_at_once, dtype=torch.float32)
     slab = space.part(blocks, rows_at_once, slack, dtype=torch.float32) if need_x else -1
     words = space.part(blocks * labels // MARKED, rows_at_once, dtype=torch.int32) if sparse else -1
-    coef = space.part(batch, blocks * RANK, dtype=x.dtype) if tables and not kernels.products else -1
+    coef = space.part(batch, blocks * RANK, dtype=x.dtype) if tables else -1
     grad_coef = space.part(batch, blocks * RANK, dtype=x.dtype) if tables and need_x else -1
     weight_sums = space.part(m, slack, dtype=torch.float32) if in_groups and need_weight else -1
     bias_sums = space.part(m, dtype=torch.float32) if in_groups and need_bias else -1
@@ -218,18 +217,14 @@ def fused_loss(call: LossCall, params: ElementwiseParams, kernels: FlashKernels)
     grad_bias = torch.empty(m, dtype=sum_dtype, device=device) if need_bias else None
     rows = torch.empty(batch, dtype=torch.float64, device=device)
     value = None if several or isinstance(call.scale, Tensor) else torch.empty((), dtype=torch.float32, device=device)
-    in_kernels = tables is not None and kernels.products
-    waves = tables.waves[:columns] if tables else None
-    if waves is not None and not in_kernels:
-        torch.mm(x[:, :columns], waves, out=parts[coef])
+    if tables:
+        torch.mm(x[:, :columns], tables.waves, out=parts[coef])
     whole = FlashLaunch(
         x[:, columns:], weight, None if layer.bias is None else layer.bias.contiguous(),
         tables.basis if tables else None, parts[coef], labels, blocks, indices, offsets, dense, layer.label_start,
         params, label_vector(params.weight, layer, torch.float32), label_vector(params.pos_weight, layer, torch.float32),
         factors.row, factors.scale, factors.out, False, parts[words], grad_weight, grad_bias, parts[grad_coef],
-        parts[slab], _there(parts[1]), _there(parts[0]), tables if in_kernels else None,
-        x[:, :columns] if in_kernels else None, grad_x[:, :columns] if in_kernels and grad_x is not None else None,
-        parts[weight_sums], parts[bias_sums],
+        parts[slab], _there(parts[1]), _there(parts[0]), parts[weight_sums], parts[bias_sums],
     )  # fmt: skip
     for start in range(0, batch, sizes.rows):
         launch = whole if not several else _rows_of(whole, start, min(start + sizes.rows, batch))
@@ -238,8 +233,8 @@ def fused_loss(call: LossCall, params: ElementwiseParams, kernels: FlashKernels)
         kernels.fused_loss(launch)
         part = slice(start, start + sizes.rows)
         kernels.finish(launch, None if grad_x is None else grad_x[part, columns:], rows[part], value)
-    if waves is not None and grad_x is not None and not in_kernels:
-        _add_dft(grad_x[:, :columns], _there(parts[grad_coef]), waves.t(), factors)
+    if tables and grad_x is not None:
+        _add_dft(grad_x[:, :columns], _there(parts[grad_coef]), tables.waves.t(), factors)
     if several:
         grad_weight, grad_bias = (None if grad is None else grad.to(out_dtype) for grad in (grad_weight, grad_bias))
     return LossResult(rows, grad_x, grad_weight, grad_bias, value=value)
@@ -269,7 +264,7 @@ def _rows_of(launch: FlashLaunch, start: int, stop: int) -> FlashLaunch:
     return launch._replace(
         x=launch.x[part], coef=rows(launch.coef), dense=rows(launch.dense), row_factor=rows(launch.row_factor),
         offsets=None if launch.offsets is None else launch.offsets[start : stop + 1], accumulate=start > 0,
-        grad_coef=rows(launch.grad_coef), features=rows(launch.features), grad_features=rows(launch.grad_features),
+        grad_coef=rows(launch.grad_coef),
         marks=scratch(launch.marks, 0 if launch.marks is None else launch.marks.shape[0], count),
         slabs=scratch(launch.slabs, blocks, count, slack), row_sums=_there(scratch(launch.row_sums, blocks, count)),
     )  # fmt: skip

@@ -23,8 +23,8 @@ def loss_of(params: ElementwiseParams) -> ElementwiseLoss:
 class ReferenceKernels:
     """``FlashKernels``. ``calls`` has the names of the launches."""
 
-    def __init__(self, sizes: FlashSizes, products: bool = False) -> None:
-        self._sizes, self.products = sizes, products
+    def __init__(self, sizes: FlashSizes) -> None:
+        self._sizes = sizes
         self.calls: list[str] = []
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
@@ -44,17 +44,13 @@ class ReferenceKernels:
         self.calls.append("fused_loss")
         loss, (m, _), x = loss_of(launch.params), launch.weight.shape, launch.x.double()
         assert launch.blocks == -(-m // launch.block_labels)
-        coef = launch.coef
-        if self.products and launch.dft is not None:
-            assert coef is None and launch.features is not None
-            coef = launch.features.double() @ launch.dft.waves[: launch.features.shape[1]].double()
         for block in range(launch.blocks):
             part = slice(block * launch.block_labels, min((block + 1) * launch.block_labels, m))
             columns = slice(block * RANK, (block + 1) * RANK)
             weight = launch.weight[part].double()
             z = x @ weight.T
-            if coef is not None and launch.basis is not None:
-                z += coef[:, columns].double() @ launch.basis[: len(weight)].double().T
+            if launch.coef is not None and launch.basis is not None:
+                z += launch.coef[:, columns].double() @ launch.basis[: len(weight)].double().T
             if launch.bias is not None:
                 z += launch.bias[part].double()
             f, g = self.value_and_grad(launch, loss, z, self.targets(launch, part), part)
@@ -63,13 +59,28 @@ class ReferenceKernels:
             if launch.row_factor is not None:
                 g = g * launch.row_factor.double()[:, None]
             factor = launch.scale * (1.0 if launch.out_scale is None else float(launch.out_scale))
-            for out, value in ((launch.grad_weight, g.T @ x * factor), (launch.grad_bias, g.sum(0) * factor)):
-                if out is not None:
-                    out[part] = value + (out[part] if launch.accumulate else 0)
+            weights = launch.grad_weight, launch.weight_sums, [g[r].T @ x[r] * factor for r in self.groups(len(x))]
+            biases = launch.grad_bias, launch.bias_sums, [g[r].sum(0) * factor for r in self.groups(len(x))]
+            for out, sums, values in (weights, biases):
+                if out is None:
+                    continue
+                assert (sums is not None) == (len(values) > 1 and out.dtype != torch.float32)
+                if launch.accumulate:
+                    values = [out[part], *values]
+                for value in values[1:]:
+                    values[0] = values[0] + value
+                    if sums is not None:
+                        values[0] = sums[part].copy_(values[0])
+                out[part] = values[0]
             if launch.grad_coef is not None and launch.basis is not None:
                 launch.grad_coef[:, columns] = (g @ launch.basis[: len(weight)].double()).to(launch.grad_coef.dtype)
             if launch.slabs is not None:
                 launch.slabs[block] = g @ weight
+
+    def groups(self, rows: int) -> list[slice]:
+        """The rows of a launch that a block has on chip together."""
+        group = self._sizes.group
+        return [slice(first, first + group) for first in range(0, rows, group)]
 
     @staticmethod
     def targets(launch: FlashLaunch, part: slice) -> Tensor:
@@ -101,18 +112,5 @@ class ReferenceKernels:
             assert launch.slabs is not None
             grad_x.copy_(launch.slabs.double().sum(0) * factor)
         rows.copy_(launch.row_sums.double().sum(0))
-        if launch.grad_features is not None:
-            assert self.products and launch.dft is not None and launch.grad_coef is not None
-            launch.grad_features.copy_(launch.grad_coef.double() @ self.turned(launch) * factor)
         if value is not None:
             value.copy_(launch.totals.sum() * launch.scale)
-
-    @staticmethod
-    def turned(launch: FlashLaunch) -> Tensor:
-        """``wavesᵀ [blocks · 16, 2k+1]`` from the shapes and the rotations of the blocks."""
-        assert launch.dft is not None and launch.grad_features is not None
-        even, odd = launch.dft.shapes.double().view(-1, 2, RANK).unbind(1)  # [J, 16]
-        cos, sin = launch.dft.rotations.double().unsqueeze(-1).unbind(2)  # [blocks, J, 1]
-        both = torch.stack((cos * even - sin * odd, sin * even + cos * odd), 2)  # [blocks, J, 2, 16]
-        matrix = both.flatten(1, 2).transpose(1, 2).reshape(launch.blocks * RANK, -1)
-        return torch.cat((matrix[:, :1], matrix[:, 2 : launch.grad_features.shape[1] + 1]), 1)

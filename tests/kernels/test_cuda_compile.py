@@ -20,7 +20,7 @@ from .toolchain import CSRC, KERNELS, bindings, fingerprint, must, need, run
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
 LINKED = "sm_80"  # the architecture of the extension that is linked below
 DTYPES = ("bfloat16", "float16", "tf32")
-SHAPES = {"bfloat16": 6, "float16": 6, "tf32": 6}  # of a block of fused_loss
+SHAPES = {"bfloat16": 7, "float16": 7, "tf32": 6}  # of a block of fused_loss
 
 
 def compile_one(cache: Path, kernel: str, arch: str) -> Path:
@@ -156,12 +156,13 @@ print(_cuda.device_count())
 print(_cuda.devices())
 names = (
     "x weight bias basis coef x_stride batch labels slack block_labels blocks indices offsets dense dense_stride "
-    "label_start label_weight pos_weight row_factor out_scale grad_weight grad_bias grad_coef slabs row_sums totals"
+    "label_start label_weight pos_weight row_factor out_scale grad_weight grad_bias grad_coef weight_sums bias_sums slabs "
+    "row_sums totals"
 )
 numbers = dict.fromkeys(names.split(), 0) | dict(batch=1, labels=1, slack=1, block_labels=32, blocks=1)
 loss = dict.fromkeys("kind label_smoothing gamma_pos gamma_neg alpha_pos alpha_neg clip eps detach_focus".split(), 0)
 rest = dict(dense_type="", scale=1.0, wide=False, accumulate=False)
 told(lambda: _cuda.fused_loss(0, 0, _cuda.Flash("bfloat16", loss, **numbers, **rest)))
 told(lambda: _cuda.processors(0))
-told(lambda: _cuda.rows_of_launch("float8", 1, 1, 0))
+told(lambda: _cuda.rows_of_block("float8", 1, 1, 0))
 """

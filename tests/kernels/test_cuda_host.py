@@ -23,17 +23,19 @@ from .redzone import RedZones
 from .toolchain import host_module
 
 DTYPES = {"tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Every block shape (rows of a launch) and way to copy rows of weight: 16 bytes, 4, and one number at a time.
+# Every block shape (rows of a group) and way to copy rows of weight: 16 bytes, 8, 4, and one number at a time.
 SIZES = {
     "aligned": Size(32, 160, 2, 64),
     "odd": Size(5, 301, 3, 13, bias=True),
     "prime, many rows": Size(131, 197, 2, 9),
-    "several launches": Size(261, 67, -1, 6, bias=True),
+    "rows in groups": Size(261, 67, -1, 6, bias=True),
+    "DFT, rows in groups, odd": Size(270, 150, 2, 7),
     "one label": Size(1, 1, -1, 1, bias=True),
     "k=0": Size(3, 65, 0, 4),
     "no DFT": Size(70, 70, -1, 50, bias=True),
     "wide": Size(70, 170, 2, 100, bias=True),
-    "widest, several launches": Size(133, 96, -1, 128),
+    "widest": Size(133, 96, -1, 128, bias=True),
+    "widest, rows in groups": Size(270, 67, 0, 124, bias=True),
     "wide, odd": Size(5, 131, 2, 67),
     "label range": Size(3, 4000, 20, 20, start=130, rows=200),
 }
@@ -127,6 +129,27 @@ def test_block_shapes_of_devices(cuda_on_host, monkeypatch, limit):
 
 DENSE = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DENSE += [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+def test_groups_and_launches(cuda_on_host, monkeypatch):
+    """Rows in three groups, of one launch or of two."""
+    monkeypatch.setenv("SHIM_SHARED", str(99 * 1024))
+    cuda._sizes.cache_clear()
+    for kind, size in ((torch.float32, Size(150, 70, 0, 100, bias=True)), (torch.bfloat16, Size(300, 70, 0, 66))):
+        p = problem(size, kind)
+        agrees(p, BCE(), fused(cuda_on_host, p, BCE()))
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "rows_of_launch", lambda group, slack, blocks: 2 * group)
+            cuda._sizes.cache_clear()
+            agrees(p, BCE(), fused(cuda_on_host, p, BCE()))
+        cuda._sizes.cache_clear()
+
+
+def test_rows_of_a_launch():
+    """As many groups as have room for their slabs, and at least one."""
+    assert cuda.rows_of_launch(256, 64, 132) == 2816
+    assert cuda.rows_of_launch(64, 128, 132) * 128 * 132 * 4 <= 96 * 2**20
+    assert cuda.rows_of_launch(256, 128, 10_000) == 256
 
 
 def test_dense_targets_of_any_dtype_and_layout(cuda_on_host):
@@ -289,7 +312,7 @@ def _finish_on(kernels, device):
     sums, totals, rows = torch.ones(2, 1), torch.ones(2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     numbers = dict(x_stride=1, batch=1, labels=33, slack=1, block_labels=32, blocks=2, dense_stride=0, label_start=0)
     absent = ("x", "weight", "bias", "basis", "coef", "indices", "offsets", "dense", "label_weight", "pos_weight")
-    absent += ("row_factor", "out_scale", "grad_weight", "grad_bias", "grad_coef", "slabs")
+    absent += ("row_factor", "out_scale", "grad_weight", "grad_bias", "grad_coef", "weight_sums", "bias_sums", "slabs")
     none = dict.fromkeys(absent, 0)
     flash = kernels.Flash(
         "bfloat16", BCE().kernel_params().numbers(), **numbers, **none, dense_type="", scale=1.0, wide=False,

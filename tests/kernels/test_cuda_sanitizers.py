@@ -36,6 +36,9 @@ PLANTS = {
     "the next tile comes too early": Plant(
         "thread", "fused_loss.cuh", "__syncthreads();  // the tile is there", "// the tile is there", "data race"
     ),
+    "a group of rows comes too early": Plant(
+        "thread", "fused_loss.cuh", "if (row) __syncthreads();", "", "data race"
+    ),
     "blocks share a slab": Plant("thread", "fused_loss.cuh", "p.slabs[(block * p.batch", "p.slabs[(0 * p.batch", "data race"),
     "label warps meet too early": Plant("thread", "tile.cuh", "__syncthreads();\n    for (int at", "for (int at", "data race"),
     "partial sums meet too early": Plant(

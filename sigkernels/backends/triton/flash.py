@@ -117,11 +117,6 @@ class TritonFlash(NamedTuple):
         """The kernels for a call."""
         return cls(is_plain(params, isinstance(call.targets, LabelSets)), call.x.shape[0])
 
-    @property
-    def products(self) -> bool:
-        """The vendor's library multiplies the DFT features with the waves."""
-        return False
-
     def shape(self, x: Tensor, slack: int) -> Shape:
         """How a program of this batch is laid out."""
         return shape(_kind(x.dtype), width(slack), self.rows, self.plain)
@@ -131,7 +126,7 @@ class TritonFlash(NamedTuple):
         blocks = 3  # the interpreter's
         if x.is_cuda:
             blocks = made.resident * torch.cuda.get_device_properties(x.device).multi_processor_count
-        return FlashSizes(made.BN, made.BM, blocks)
+        return FlashSizes(made.BN, made.BM, blocks, made.BM)
 
     def mark(self, launch: FlashLaunch) -> None:
         marks = launch.marks
