@@ -104,13 +104,27 @@ def test_loss_and_gradients(isa, dtype, shape):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_every_number_of_slack_columns(isa, dtype):
-    """The last vector of columns may be whole, half, or overlap the one before it; rows may take several panels."""
+    """The last columns may fill a vector, overlap the one before them or be done by themselves; rows may take panels."""
     for s in [*range(1, 36), 48, 50, 57, 64, 65]:
-        x, layer, sets = make(26, 3, s, 140 if s % 5 == 0 else 3, dtype, bias=False, seed=s)
-        want = truth(x, layer, sets, sk.BCE(), torch.ones(len(x)))[2]
-        got = cpu.fused_loss(LossCall(x, layer, sets, sk.BCE(), 1.0, (False, True, False))).grad_weight
-        limit = {torch.float64: 4e-15, torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
-        assert error(got, want) < limit, s
+        for batch in (3, 45, 140):
+            x, layer, sets = make(26, 3, s, batch, dtype, bias=False, seed=s)
+            want = truth(x, layer, sets, sk.BCE(), torch.ones(len(x)))[2]
+            got = cpu.fused_loss(LossCall(x, layer, sets, sk.BCE(), 1.0, (False, True, False))).grad_weight
+            limit = {torch.float64: 4e-15, torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+            assert error(got, want) < limit, (s, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_an_infinite_weight_reaches_no_gradient_through_rows_that_do_not_exist(isa, dtype):
+    for s in (2, 18, 31):
+        for batch in (7, 37, 45):
+            x, layer, sets = make(26, -1, s, batch, dtype, bias=False)
+            clean = cpu.fused_loss(LossCall(x, layer, sets, sk.BCE(), 1.0, (True, True, False))).grad_weight
+            layer.weight[5, 1] = math.inf
+            got = cpu.fused_loss(LossCall(x, layer, sets, sk.BCE(), 1.0, (True, True, False))).grad_weight
+            assert got.isfinite().all()
+            others = [i for i in range(26) if i != 5]
+            assert torch.equal(got[others], clean[others])
 
 
 def losses(n):

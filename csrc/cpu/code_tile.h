@@ -76,9 +76,9 @@ struct CodeTile {
     template <int N, int Step, class Load, class Store>
     SK_INLINE void pass(int t, int v, Load&& load_values, Store&& store_values) const {
         V a[N];
-        load_values(a, t, v, Rows<Step>{});
+        load_values(a, t, v, Count<Step>{});
         butterflies(a);
-        store_values(a, t, v, Rows<Step>{});
+        store_values(a, t, v, Count<Step>{});
     }
 
     // From and to rows of PW numbers

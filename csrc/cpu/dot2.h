@@ -28,26 +28,11 @@ constexpr bool kDot2 = false;
 
 SK_INLINE Pair pair_of(Bf16 low, Bf16 high) { return low.bits | static_cast<Pair>(high.bits) << 16; }
 
-// The vector of pairs beside a vector of floats, whole or half.
-template <class V>
-struct Pairs;
-template <>
-struct Pairs<Simd<float>::V> {
-    using type = PairV;
-};
-template <>
-struct Pairs<Simd<float>::Half> {
-    typedef Pair type __attribute__((vector_size(SK_VEC_BYTES / 2)));
-};
-
 // acc + low(a) low(b) + high(a) high(b), in every lane
-template <class V>
-SK_INLINE V dot2(V acc, typename Pairs<V>::type a, typename Pairs<V>::type b) {
+SK_INLINE Simd<float>::V dot2(Simd<float>::V acc, PairV a, PairV b) {
+    using V = Simd<float>::V;
 #if defined(SK_DOT2) && defined(__AVX512BF16__)
-    if constexpr (sizeof(V) == 64)
-        return (V)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-    else
-        return (V)_mm256_dpbf16_ps((__m256)acc, (__m256bh)a, (__m256bh)b);
+    return (V)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
     acc += (V)(a << 16) * (V)(b << 16);
     return acc + (V)(a & 0xffff0000u) * (V)(b & 0xffff0000u);
@@ -78,15 +63,13 @@ SK_INLINE void pair_rows(const float* g, int64_t count, Pair* out) {
         }
 }
 
-// Pairs of two lanes, times a scale per lane: [count][PW] floats → [count][PW / 2].  A lane beyond the `rows` of the
-// panel is 0 and not what a NaN in the weight has made of it.
-SK_INLINE void pair_lanes(const float* g, int64_t count, const float* scale, int64_t rows, Pair* out) {
+// Pairs of two lanes, times a scale per lane: [count][PW] floats → [count][PW / 2].
+SK_INLINE void pair_lanes(const float* g, int64_t count, const float* scale, Pair* out) {
     using V = Simd<float>::V;
     constexpr int L = Simd<float>::kLanes, PW = 2 * L;
     uint16_t* to = reinterpret_cast<uint16_t*>(out);
     for (int64_t t = 0; t < count; ++t)
         for (int v = 0; v < PW; v += L) store(to + t * PW + v, rounded(load<V>(g + t * PW + v) * load<V>(scale + v)));
-    for (int64_t t = 0; rows < PW && rows % 2 && t < count; ++t) to[t * PW + rows] = 0;
 }
 
 }  // namespace

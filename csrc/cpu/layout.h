@@ -21,6 +21,8 @@ constexpr int64_t kPack = kDot2 ? 2 : 1;  // numbers in a Factor
 
 SK_INLINE int64_t packed(int64_t count) { return (count + kPack - 1) / kPack; }
 
+constexpr int kMostTail = 8;  // columns that grad_tail.h takes
+
 template <class C>
 constexpr Dtype kReal = sizeof(C) == 8 ? Dtype::f64 : Dtype::f32;
 
@@ -48,8 +50,8 @@ struct Layout {
     const bool narrows_grad_weight;
     const int64_t narrowed_stride;
     const bool adds_grad_weight;  // to what is there already, by the product itself
-    const int64_t slack_vectors;  // of by_slack
-    const bool half_tail;         // the last of them needs half of its lanes or less, and the processor has such vectors
+    const int64_t tail;           // the last slack columns, where grad_tail.h makes their part of grad_weight
+    const int64_t slack_vectors;  // of by_slack: the columns before them
 
     explicit Layout(const Job& job)
         : rows(job.rows), panels((job.rows + PW - 1) / PW), tile(job.tile), slack(job.slack),
@@ -61,8 +63,7 @@ struct Layout {
           copied_stride(stride_of_copy(slack_terms)),
           narrows_grad_weight(job.needs_weight && (job.grad_weight_dtype != kReal<C> || updates(job.weight_update))),
           narrowed_stride(stride_of_copy(slack)), adds_grad_weight(job.accumulate && !narrows_grad_weight),
-          slack_vectors((slack + L - 1) / L),
-          half_tail(SK_VEC_BYTES > 16 && slack > L && slack % L && slack % L <= L / 2) {}
+          tail(tail_of(slack, packed(rows))), slack_vectors((slack - tail + L - 1) / L) {}
 
     // Rows of a panel that exist.
     SK_INLINE int64_t rows_of(int64_t panel) const { return rows - panel * PW < PW ? rows - panel * PW : PW; }
@@ -71,27 +72,44 @@ struct Layout {
     SK_INLINE int64_t kept_panels() const { return keeps_panels ? panels : 1; }
     SK_INLINE int64_t panel_at(int64_t panel) const { return keeps_panels ? panel * panel_stride : 0; }
 
-    // The first slack column of a vector of by_slack: the last one ends with the last column and may overlap the one
-    // before it, so that gradients are written in whole vectors.
+    // The first slack column of a vector of by_slack: the last one ends with the last column before the tail and may
+    // overlap the one before it, so that gradients are written in whole vectors.
     SK_INLINE int64_t slack_column(int64_t vector) const {
-        if (slack <= L || vector + 1 < slack_vectors) return vector * L;
-        return slack - (half_tail ? L / 2 : L);
+        if (slack - tail <= L || vector + 1 < slack_vectors) return vector * L;
+        return slack - tail - L;
     }
     // The first column that a vector of by_slack has to itself: a column that two vectors hold is written twice, but
     // added once.
     SK_INLINE int64_t own_column(int64_t vector, int64_t row) const {
         return adds_grad_weight || row >= kDepth ? vector * L : 0;
     }
-    // Where a vector of by_slack begins: they lie in pairs, row by row.
-    SK_INLINE int64_t by_slack_at(int64_t vector, int64_t row = 0) const {
-        return (vector / 2 * packed(rows) + row / kPack) * 2 * L + vector % 2 * L;
+    // grad_weight is made for two vectors of columns at a time, or for the last three of an odd number: the first of
+    // those that `vector` is among, and how many they are.
+    SK_INLINE int64_t first_together(int64_t vector) const {
+        const int64_t odd = slack_vectors % 2 && slack_vectors > 1 ? 3 : 0;
+        return vector >= slack_vectors - odd ? slack_vectors - odd : vector / 2 * 2;
     }
-    SK_INLINE int64_t by_slack_size() const { return by_slack_at(slack_vectors + 1); }
+    SK_INLINE int64_t vectors_together(int64_t first) const {
+        const int64_t left = slack_vectors - first;
+        return left <= 3 ? left : 2;
+    }
+    // Where a vector of by_slack begins: those that are used together lie together, row by row.
+    SK_INLINE int64_t by_slack_at(int64_t vector, int64_t row = 0) const {
+        const int64_t first = first_together(vector);
+        return first * packed(rows) * L + row / kPack * vectors_together(first) * L + (vector - first) * L;
+    }
+    SK_INLINE int64_t by_slack_size() const { return slack_vectors * packed(rows) * L; }
 
     // Signs of the code features for every transform of a tile.
     SK_INLINE int64_t code_signs() const { return codes < tile ? (codes ? tile : 0) : codes; }
 
   private:
+    // A vector takes a multiplication per row and label however few of its columns exist; the other way takes one per
+    // vector of rows and column, and about three to add up its lanes.
+    static int64_t tail_of(int64_t slack, int64_t terms) {
+        const int64_t columns = slack % L;
+        return columns <= kMostTail && columns * (terms / L + 3) < terms ? columns : 0;
+    }
     // The memory does not hold what the arithmetic multiplies, or a row stride near a power of two would map a whole
     // column of the tile onto a few cache sets.  Rows of bfloat16 are rows of pairs where none begins or ends in the
     // middle of one.

@@ -102,14 +102,15 @@ struct PanelLoss {
     template <bool Grad>
     void bce_negatives() const {
         constexpr int kRun = 2 * 48 / kVectors;  // labels; 48 factors to a product: 2^48 is far from overflow
-        constexpr int kAtOnce = 4 / kVectors;    // labels of four vectors
+        // Labels of so many vectors at a time as keep the processor busy and the constants in registers.
+        constexpr int kMost = SK_REGISTERS >= 32 ? 4 : 2, kAtOnce = kMost / kVectors;
         const V zero{};
         V sums[kVectors]{};
         for (int64_t start = 0; start < count; start += kRun) {
             const int64_t stop = start + kRun < count ? start + kRun : count;
             V q[2] = {zero, zero}, linear[2] = {zero, zero};
             int64_t t = start;
-            for (; t + kAtOnce <= stop; t += kAtOnce) bce_negative<4, Grad>(z + t * PW, q, linear);
+            for (; t + kAtOnce <= stop; t += kAtOnce) bce_negative<kMost, Grad>(z + t * PW, q, linear);
             for (; t < stop; ++t) bce_negative<kVectors, Grad>(z + t * PW, q, linear);
             SK_EACH(v, 2) sums[v % kVectors] += linear[v] + M::log1p(q[v]);
         }

@@ -34,9 +34,10 @@ struct Shared {
     C* even;     // [P][k+1][PW]  x_0 and the cosines
     C* odd;      // [P][k][PW]    the sines
     C* codes;    // [P][c][PW]    the code features, divided by sqrt(c)
-    // [SP][packed R][2 L]: x_s, slack columns in the lanes (slack_column).  Numbers are multiplied by row_scale here,
-    // pairs are not (the gradient beside them is): they would be rounded once more.
-    Factor<C>* by_slack;
+    // x_s for grad_weight.  Numbers are multiplied by row_scale here, pairs are not (the gradient beside them is): they
+    // would be rounded once more.
+    Factor<C>* by_slack;  // slack columns in the lanes (Layout::by_slack_at)
+    Factor<C>* by_rows;   // [P][tail][packed PW]: the last columns, rows in the lanes
     C* scale;    // [P][PW]       row_scale
     size_t bytes;
 
@@ -48,6 +49,7 @@ struct Shared {
         odd = bump.take<C>(layout.panels * layout.odd * PW);
         codes = bump.take<C>(layout.panels * layout.codes * PW);
         by_slack = bump.take<Factor<C>>(job.needs_weight ? layout.by_slack_size() : 0);
+        by_rows = bump.take<Factor<C>>(job.needs_weight ? layout.panels * layout.tail * packed(PW) : 0);
         scale = bump.take<C>(layout.panels * PW);
         bytes = bump.used;
     }

@@ -23,12 +23,15 @@ constexpr int kPanel = kVectors * Simd<C>::kLanes;  // lanes of a panel
 // broadcast.  With 32 registers 16 accumulators are enough to keep the multipliers busy, and above ten rows the addresses
 // of the rows no longer fit into the general registers, which costs more than the loads that a taller block saves.
 constexpr int kHeight = SK_REGISTERS >= 32 ? 8 : 6;
+// ... of a block of three, which needs fewer loads for as many multiplications ...
+constexpr int kHeightOfThree = SK_REGISTERS >= 32 ? 8 : 4;
 // ... and of a block as wide as a panel: of one vector as many rows as have addresses.
 constexpr int kPanelHeight = kVectors == 2 ? kHeight : 10;
 
-template <class C, int MR, int NV, class V = typename Simd<C>::V>
+template <class C, int MR, int NV>
 struct Block {
-    static constexpr int L = sizeof(V) / sizeof(C);
+    using V = typename Simd<C>::V;
+    static constexpr int L = Simd<C>::kLanes;
     V acc[MR][NV];
 
     SK_INLINE void zero() {
@@ -76,35 +79,33 @@ struct Block {
     SK_INLINE void add(const Pair* a, int64_t a_row, int64_t a_col, const Pair* b, int64_t b_stride, int64_t depth) {
 #pragma GCC unroll 1
         for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride) {
-            using P = typename Pairs<V>::type;
-            P bv[NV];
-            SK_EACH(v, NV) bv[v] = load<P>(b + v * L);
+            PairV bv[NV];
+            SK_EACH(v, NV) bv[v] = load<PairV>(b + v * L);
             SK_EACH(i, MR) {
-                const P av = a[i * a_row] - P{};
+                const PairV av = a[i * a_row] - PairV{};
                 SK_EACH(v, NV) acc[i][v] = dot2(acc[i][v], av, bv[v]);
             }
         }
     }
-    // Vectors of a row are `step` apart in memory.
-    SK_INLINE void write(C* out, int64_t stride, int64_t step = L) const {
+    SK_INLINE void write(C* out, int64_t stride) const {
 #pragma GCC unroll 32
         for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) store(out + i * stride + v * step, acc[i][v]);
+            for (int v = 0; v < NV; ++v) store(out + i * stride + v * L, acc[i][v]);
     }
-    SK_INLINE void add_to(C* out, int64_t stride, int64_t step = L) const {
+    SK_INLINE void add_to(C* out, int64_t stride) const {
 #pragma GCC unroll 32
         for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) {
-                C* p = out + i * stride + v * step;
+                C* p = out + i * stride + v * L;
                 store(p, load<V>(p) + acc[i][v]);
             }
     }
 };
 
 template <int N>
-struct Rows {
+struct Count {
     static constexpr int value = N;
 };
 
@@ -113,10 +114,10 @@ SK_INLINE void call_with_rows(int64_t rows, F&& f) {
     if constexpr (N > 1) {
         if (rows < N) return call_with_rows<N - 1>(rows, f);
     }
-    f(Rows<N>{});
+    f(Count<N>{});
 }
 
-// Calls f(first row, Rows<MR>) over `count` rows in blocks of nearly equal height <= Max: a block of one or two rows
+// Calls f(first row, Count<MR>) over `count` rows in blocks of nearly equal height <= Max: a block of one or two rows
 // waits for its own results, so 13 rows are 5 + 4 + 4 and not 6 + 6 + 1.
 template <int Max, class F>
 SK_INLINE void for_row_blocks(int64_t count, F&& f) {

@@ -14,7 +14,7 @@ SK_INLINE C code_scale_of(int64_t codes) {
     return scale;
 }
 
-// One row of x_s: its column of the panel, and a row of by_slack.
+// One row of x_s: its column of the panel, a row of by_slack and a column of by_rows.
 template <class C, class E>
 SK_INLINE void pack_numbers(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t row, const E* x,
                             C scale, C* slack) {
@@ -27,6 +27,8 @@ SK_INLINE void pack_numbers(const Job& job, const Layout<C>& layout, const Share
         for (int64_t j = first; j < first + L; ++j)
             out[j - first] = j < from || j >= s ? C(0) : widen<C>(x[j]) * scale;
     }
+    for (int64_t j = 0; job.needs_weight && j < layout.tail; ++j)
+        shared.by_rows[row / PW * layout.tail * PW + j * PW + row % PW] = widen<C>(x[s - layout.tail + j]) * scale;
 }
 
 // One row of x_s as pairs: of its own columns, and of this row and its neighbour.
@@ -47,6 +49,8 @@ SK_INLINE void pack_pairs(const Job& job, const Layout<C>& layout, const Shared<
                                          : pair_of(value, Bf16{0});
             }
         }
+        auto* by_rows = reinterpret_cast<Bf16*>(shared.by_rows) + row / PW * layout.tail * PW + row % PW;
+        for (int64_t j = 0; job.needs_weight && j < layout.tail; ++j) by_rows[j * PW] = x[s - layout.tail + j];
     }
 }
 
@@ -60,6 +64,10 @@ void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared
     const C code_scale = code_scale_of<C>(layout.codes);
     C* scale = shared.scale + panel * PW;
     const C* row_scale = static_cast<const C*>(job.row_scale);
+    if (job.needs_weight && layout.rows_of(panel) < PW) {
+        const int64_t size = layout.tail * packed(PW);
+        __builtin_memset(shared.by_rows + panel * size, 0, static_cast<size_t>(size) * sizeof(Factor<C>));
+    }
 
     for (int lane = 0; lane < PW; ++lane) {
         const int64_t row = panel * PW + lane;

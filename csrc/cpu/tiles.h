@@ -11,6 +11,7 @@
 #include "cpu/code_tile.h"
 #include "cpu/confusion_tile.h"
 #include "cpu/consumers.h"
+#include "cpu/grad_weight.h"
 #include "cpu/loss_panel.h"
 #include "cpu/pack.h"
 #include "cpu/update_tile.h"
@@ -23,9 +24,6 @@ struct Tiles {
     using V = typename Simd<C>::V;
     static constexpr int L = Simd<C>::kLanes, PW = kPanel<C>;
     static constexpr int64_t kLine = 64 / sizeof(C);    // elements of a cache line
-    // grad_weight is made for so many labels at a time, over all slack columns: a panel of the packed x_s comes from the
-    // second-level cache and serves them all.
-    static constexpr int64_t kGroup = 48;
 
     const Job& job;
     const Layout<C> layout;
@@ -42,6 +40,7 @@ struct Tiles {
     const C* cos = nullptr;
     const C* sin = nullptr;
     CodeTile<C> codes{job, layout, shared, local, sums};
+    GradWeight<C> grad_weight{job, layout, shared, local};
 
     Tiles(const Job& j, int64_t index, int t)
         : job(j), layout(j), shared(j, layout), local(local_of(j, layout, shared, t)), share(index),
@@ -60,7 +59,7 @@ struct Tiles {
                 whole_tile(at, count);
             else
                 for (int64_t panel = 0; panel < panels; ++panel) one_panel(at, count, panel);
-            if (job.needs_weight && job.slack) grad_weight(at, count);
+            if (job.needs_weight && job.slack) grad_weight.run(at, count);
             if (job.needs_bias) grad_bias(at, count);
         }
     }
@@ -70,10 +69,22 @@ struct Tiles {
         forward(z, at, count, panel);
         if (!layout.loss) return Reader<C>{job, layout, local, z, count, at, panel, share, thread}.run();
         PanelLoss<C>{job, layout, local, z, local.y, count, at, panel, sums.loss + panel * PW}.run(layout.any_grad);
+        clear_missing_rows(z, count, panel);
         if (job.needs_x) back(z, count, panel);
         if constexpr (kDot2)
-            if (job.needs_weight)
-                pair_lanes(z, count, shared.scale + panel * PW, layout.rows_of(panel), rows_in_pairs(panel));
+            if (job.needs_weight) pair_lanes(z, count, shared.scale + panel * PW, grad_weight.rows_in_pairs(panel));
+    }
+
+    // What works on whole vectors of rows must not see what infinite weights have made of rows that do not exist.
+    void clear_missing_rows(C* g, int64_t count, int64_t panel) {
+        const int64_t rows = layout.rows_of(panel);
+        if (rows == PW || !job.needs_weight || !(kDot2 || layout.tail)) return;
+        C exists[PW];
+        for (int64_t lane = 0; lane < PW; ++lane) exists[lane] = static_cast<C>(lane < rows);
+        for (int v = 0; v < PW; v += L) {
+            const auto missing = load<V>(exists + v) == V{};
+            for (int64_t t = 0; t < count; ++t) store(g + t * PW + v, missing ? V{} : load<V>(g + t * PW + v));
+        }
     }
 
     // A loss of whole columns: the logits of all rows first.
@@ -81,6 +92,7 @@ struct Tiles {
         const bool settings = job.confusion.grad_beta || job.confusion.grad_eta;
         for (int64_t panel = 0; panel < panels; ++panel) forward(local.z + layout.panel_at(panel), at, count, panel);
         ConfusionTile<C>{job, layout, local, count, at, share}.run(layout.any_grad || settings);
+        clear_missing_rows(local.z + layout.panel_at(panels - 1), count, panels - 1);
         if (job.needs_x)
             for (int64_t panel = 0; panel < panels; ++panel) back(local.z + layout.panel_at(panel), count, panel);
     }
@@ -271,97 +283,6 @@ struct Tiles {
                 add(geven + (j + 1) * PW + v, cos[j] * e - sin[j] * o);
                 add(godd + j * PW + v, sin[j] * e + cos[j] * o);
             }
-    }
-
-    Pair* rows_in_pairs(int64_t panel) const { return local.g_by_rows + panel * layout.tile * (PW / 2); }
-
-    // dloss/dz of a panel as grad_weight multiplies it
-    SK_INLINE const Factor<C>* gradient(int64_t panel) const {
-        if constexpr (kDot2)
-            return rows_in_pairs(panel);
-        else
-            return local.z + panel * layout.panel_stride;
-    }
-
-    // One block of grad_weight: MR labels x NV vectors of slack columns from `vector` on, summed over the rows of some
-    // panels.
-    template <int MR, int NV, class Vec>
-    SK_INLINE void grad_weight_block(int64_t t, int64_t vector, int64_t panel, int64_t last, C* out, int64_t stride,
-                                     bool add) {
-        Block<C, MR, NV, Vec> block;
-        block.zero();
-        const int64_t first = layout.slack_column(vector), step = layout.slack_column(vector + 1) - first;
-        // What is written next: the next columns of these labels, or the first of the next labels.  Not in a buffer of
-        // this thread, which is near anyway: what lies behind its end is another thread's.
-        const C* next = out + (vector + NV < layout.slack_vectors ? first + NV * L : kGroup * stride);
-        if (!layout.narrows_grad_weight) {
-            SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
-        }
-        constexpr int64_t kTerms = PW / kPack, kStep = 2 * L;  // of a whole panel; from one term of x to the next
-        const auto* x = shared.by_slack + layout.by_slack_at(vector);
-        for (; panel < last; ++panel) {
-            const int64_t rows = job.rows - panel * PW;
-            const auto* g = gradient(panel) + t * kTerms;
-            if (rows >= PW)
-                block.add(g, kTerms, 1, x + panel * kTerms * kStep, kStep, kTerms);
-            else
-                block.add(g, kTerms, 1, x + panel * kTerms * kStep, kStep, packed(rows));
-        }
-        if (layout.slack >= L) return add ? block.add_to(out + first, stride, step) : block.write(out + first, stride, step);
-        C lanes[MR * NV * L];
-        block.write(lanes, NV * L);
-        for (int i = 0; i < MR; ++i)
-            for (int64_t j = 0; j < layout.slack; ++j)
-                out[i * stride + j] = lanes[i * NV * L + j] + (add ? out[i * stride + j] : C(0));
-    }
-
-    // A few labels x all slack columns, for the rows of panels [panel, last)
-    void grad_weight_group(int64_t t, int64_t labels, int64_t panel, int64_t last, C* out, int64_t stride, bool add) {
-        const int64_t vectors = layout.slack_vectors, whole = vectors - layout.half_tail;
-        int64_t vector = 0;
-        for (; vector + 2 <= whole; vector += 2)
-            for_row_blocks<kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
-                grad_weight_block<decltype(r)::value, 2, V>(t + i, vector, panel, last, out + i * stride, stride, add);
-            });
-        for (; vector < whole; ++vector)
-            for_row_blocks<2 * kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
-                grad_weight_block<decltype(r)::value, 1, V>(t + i, vector, panel, last, out + i * stride, stride, add);
-            });
-        if constexpr (SK_VEC_BYTES > 16)
-            for (; vector < vectors; ++vector)
-                for_row_blocks<2 * kHeight>(labels, [&](int64_t i, auto r) __attribute__((always_inline)) {
-                    grad_weight_block<decltype(r)::value, 1, typename Simd<C>::Half>(t + i, vector, panel, last,
-                                                                                     out + i * stride, stride, add);
-                });
-    }
-
-    void grad_weight(int64_t at, int64_t count) {
-        const bool narrow = layout.narrows_grad_weight, update = updates(job.weight_update);
-        C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
-        const int64_t stride = narrow ? layout.narrowed_stride : job.grad_weight_stride;
-        for (int64_t group = 0; group < count; group += kGroup) {
-            const int64_t rows = count - group < kGroup ? count - group : kGroup;
-            C* to = update ? out : out + group * stride;  // what is used up at once stays near
-            for (int64_t panel = 0; panel < panels; panel += kDepth / PW) {
-                const int64_t last = panel + kDepth / PW < panels ? panel + kDepth / PW : panels;
-                grad_weight_group(group, rows, panel, last, to, stride, layout.adds_grad_weight || panel);
-            }
-            if (update)
-                update_rows(job.weight_update, job.dtype, to, stride, rows, layout.slack, at + group, job.label_start + at + group);
-        }
-        if (!narrow || update) return;
-        with_storage<C>(job.grad_weight_dtype, job.grad_weight, [&](auto* to) {
-            using E = std::remove_reference_t<decltype(*to)>;
-            for (int64_t t = 0; t < count; ++t) {
-                E* __restrict row = to + (at + t) * job.grad_weight_stride;
-                const C* __restrict from = local.gweight + t * stride;
-                const int64_t s = layout.slack;
-                if (job.accumulate)
-                    for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j] + widen<C>(row[j]));
-                else
-                    for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j]);
-            }
-        });
     }
 
     void grad_bias(int64_t at, int64_t count) {
