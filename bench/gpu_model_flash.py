@@ -292,10 +292,14 @@ def _flash_step(
             seconds += launch.nbytes / baselines.l2_bandwidth(m) + LAUNCH
         elif launch.name == "flash":
             rows = launch.keywords["batch"]
-            # Weights and their gradients; those of several launches are float32 sums, read and written.
+            groups = -(-rows // sizes.group)
+            # Weights and their gradients; those of several launches are float32 sums, read and written. So are those of
+            # several groups, which come from memory again where the L2 cache has no room for them.
             moved = n * s * (size + (8 if batch > sizes.rows else size)) + n * rows / 8
+            if n * s * (size + 4) > 0.7 * m.l2_mib * 2**20:
+                moved += (groups - 1) * n * s * (size + 8)
             # What comes before and after the loop: x and coef in, slabs out, two latencies of memory each way of a group.
-            around = -(-rows // sizes.group) * 4 * m.l2 / (m.ghz * 1e9) + _slab_seconds(m, blocks * rows * s * 4)
+            around = groups * 4 * m.l2 / (m.ghz * 1e9) + _slab_seconds(m, blocks * rows * s * 4)
             seconds += max(kernel(rows), moved / m.hbm) + around + LAUNCH
         elif launch.name == "finish":
             rows = launch.keywords["batch"]
