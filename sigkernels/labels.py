@@ -345,6 +345,8 @@ class LabelSets:
     def __getitem__(self, key: slice | Sequence[int] | Sequence[bool] | np.ndarray | Tensor) -> LabelSets: ...
     def __getitem__(self, key: Any) -> Tensor | LabelSets:
         """An int gives the labels of that row as a tensor; a slice, or an index or mask, gives LabelSets."""
+        if isinstance(key, tuple):
+            raise IndexError(f"label sets are indexed by one dimension, got {key!r}; write sets[[…]] for several rows")
         if isinstance(key, np.ndarray):
             key = forms.index_tensor(key)
         if isinstance(key, Tensor) and key.ndim == 0 and key.dtype != torch.bool:

@@ -172,6 +172,7 @@ def broken():
             "the head's slack_weight is on the meta device",
         ),
         (lambda: broken().guarantee(1), ValueError, "the slack weights or biases hold NaN"),
+        (lambda: sk.LabelSets.from_lists([[1], [2]], 9)[0, 1], IndexError, r"one dimension, got \(0, 1\); write"),
         (lambda: sk.LabelSets.from_lists([[1]], 9)["a"], IndexError, "by integers or booleans, got 'a'"),
         (lambda: sk.LabelSets.from_lists([[1]], 9)[[0.5]], IndexError, r"by integers or booleans, got \[0.5\]"),
         (lambda: head().predict(torch.zeros(1, 8), tuned()), TypeError, "threshold=tuned.values"),

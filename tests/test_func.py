@@ -6,9 +6,13 @@ import pytest
 import reference
 import torch
 from cases import dense_loss, problem
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, grad_and_value, jacrev, jvp, vjp, vmap
 
 import sigkernels as sk
+from sigkernels.ops.row_loss import entries
+from sigkernels.ops.smooth_topk_svm import smooth_topk_svm_reference
+from sigkernels.ops.truncated_topk_entropy import truncated_topk_entropy_reference
 
 N, K = 30, 3
 LOSSES = {"bce": sk.BCE(), "weighted": sk.BCE(pos_weight=3.0), "asl": sk.Asymmetric(), "focal": sk.Focal()}
@@ -185,6 +189,104 @@ def test_functional_call(p, make):
     head.loss(h, p.targets).backward()
     for name, tensor in head.named_parameters():
         torch.testing.assert_close(got[f"head.{name}"], tensor.grad)
+
+
+SETS = [[1, 4], [], [29], [0, 1, 2], [7]]
+OF_LOGITS = {
+    "lml": (lambda z: sk.functional.lml(z, 3).square().sum(), lambda z: plain_lml(z, 3).square().sum()),
+    "lml_nll": (
+        lambda z: sk.functional.lml_nll(z, SETS, 3),
+        lambda z: -(plain_lml(z, 3).log() * dense_sets()).sum() / 5,
+    ),
+    "entropy": (
+        lambda z: sk.functional.truncated_topk_entropy(z, SETS, 3),
+        lambda z: truncated_topk_entropy_reference(z, at_sets(), 3).mean(),
+    ),
+    "svm": (
+        lambda z: sk.functional.smooth_topk_svm(z, SETS, 3),
+        lambda z: smooth_topk_svm_reference(z, at_sets(), 3, 1.0).mean(),
+    ),
+}
+
+
+def dense_sets():
+    return sk.LabelSets.from_lists(SETS, N).to_dense(torch.float64)
+
+
+def at_sets():
+    return entries(*sk.LabelSets.from_lists(SETS, N).checked(), None, N)
+
+
+def plain_lml(z, k):
+    """By Newton's method, which autograd follows."""
+    nu = torch.full_like(z[:, :1], torch.tensor(k / (N - k)).log().item()) - z.detach().mean(1, keepdim=True)
+    for _ in range(60):
+        y = torch.sigmoid(z + nu)
+        nu = nu - (y.sum(1, keepdim=True) - k) / (y * (1 - y)).sum(1, keepdim=True)
+    return torch.sigmoid(z + nu)
+
+
+@pytest.mark.parametrize("name", OF_LOGITS)
+def test_functions_of_logits(name):
+    """grad, vjp, vmap and second derivatives of what takes logits; forward mode, which made 0 of them, is refused."""
+    ours, plain = OF_LOGITS[name]
+    z = torch.randn(5, N, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(grad_and_value(ours)(z), grad_and_value(plain)(z))
+    both = [vjp(f, z)[1](torch.tensor(2.0, dtype=torch.float64))[0] for f in (ours, plain)]
+    torch.testing.assert_close(*both)
+    many = torch.stack([z, 2 * z, z.flip(0)])
+    torch.testing.assert_close(vmap(grad(ours))(many), torch.stack([grad(plain)(part) for part in many]))
+    twice = [grad(lambda z, f=f: (grad(f)(z) * z).sum())(z) for f in (ours, plain)]
+    torch.testing.assert_close(*twice)
+    with pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        jvp(ours, (z,), (z,))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        ours(forward_ad.make_dual(z, z))
+
+
+def test_a_gradient_that_is_differentiated_again_is_exact_in_wide_gaps():
+    z = torch.tensor([[1480.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    loss = sk.functional.lml_nll(z, [[1]], 1)
+    for create_graph in (True, False):
+        (got,) = torch.autograd.grad(loss, z, create_graph=create_graph)
+        torch.testing.assert_close(got.detach(), torch.tensor([[0.5, -0.5]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_unknown_labels(p, dense):
+    weight, unknown = p.layer.weight.detach(), [[0, 5], [], [29], [1, 2], [7]]
+    sets = sk.LabelSets.from_lists(SETS, N)
+    targets, mask = (
+        sets.to_dense(torch.float64) if dense else sets,
+        ~sk.LabelSets.from_lists(unknown, N).to_dense(torch.bool),
+    )
+
+    def ours(x, weight, reduction="mean"):
+        return sk.functional.dft_loss(x, weight, targets, N, K, reduction=reduction, unknown=unknown)
+
+    def plain(x, weight, reduction="mean"):
+        z = reference.logits(x, p.layer._replace(weight=weight))
+        f = torch.nn.functional.binary_cross_entropy_with_logits(z, dense_sets(), reduction="none") * mask
+        return f.sum() / mask.sum() if reduction == "mean" else f.sum(1)
+
+    args = (p.x.detach(), weight)
+    torch.testing.assert_close(grad_and_value(ours, (0, 1))(*args), grad_and_value(plain, (0, 1))(*args))
+    torch.testing.assert_close(
+        jacrev(lambda x: ours(x, weight, "none"))(args[0]), jacrev(lambda x: plain(x, weight, "none"))(args[0])
+    )
+    many = torch.stack([args[0], -args[0]])
+    got, want = (vmap(grad(f), in_dims=(0, None))(many, weight) for f in (ours, plain))
+    torch.testing.assert_close(got, want)
+    with pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        jvp(lambda x: ours(x, weight), args[:1], args[:1])
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        grad(lambda x: grad(ours)(x, weight).square().sum())(args[0])
+
+
+def test_predict_is_not_mapped(p):
+    head = sk.LinearHead(8, N)
+    with pytest.raises(RuntimeError, match="call predict on all rows at once"):
+        vmap(lambda h: head.predict(h[None]).indices)(torch.randn(3, 8))
 
 
 def test_what_is_not_there_says_so(p):

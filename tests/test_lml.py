@@ -409,8 +409,8 @@ def test_operators_are_registered_soundly():
     z = torch.randn(2, 7, requires_grad=True)
     sets = random_sets(2, 7)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(_lml, (z, 3), test_utils=tests)
-    torch.library.opcheck(_lml_nll, (z, sets.indices, sets.offsets, None, 3), test_utils=tests)
+    torch.library.opcheck(_lml.operator, (z, 3), test_utils=tests)
+    torch.library.opcheck(_lml_nll.operator, (z, sets.indices, sets.offsets, None, 3), test_utils=tests)
 
 
 def test_on_a_head(device):

@@ -187,7 +187,9 @@ def test_compiles_whole_and_is_registered_soundly():
     assert torch.allclose(*(torch.autograd.grad(f(z), z)[0] for f in (whole, step)))
     sets = random_sets(3, 20)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(_svm.operator, (z, sets.indices, sets.offsets, None, 3, [1.0], None), test_utils=tests)
+    call = (z, sets.indices, sets.offsets, None, 3, [1.0])
+    torch.library.opcheck(_svm.values.operator, call, test_utils=tests)
+    torch.library.opcheck(_svm.gradient.operator, (torch.ones(3), *call), test_utils=tests)
 
 
 @pytest.mark.parametrize(

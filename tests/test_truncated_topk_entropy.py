@@ -123,7 +123,9 @@ def test_compiles_whole_and_is_registered_soundly():
     assert torch.allclose(*(torch.autograd.grad(f(z), z)[0] for f in (whole, step)))
     sets = random_sets(3, 20)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(_entropy.operator, (z, sets.indices, sets.offsets, None, 3, [], None), test_utils=tests)
+    call = (z, sets.indices, sets.offsets, None, 3, [])
+    torch.library.opcheck(_entropy.values.operator, call, test_utils=tests)
+    torch.library.opcheck(_entropy.gradient.operator, (torch.ones(3), *call), test_utils=tests)
 
 
 @pytest.mark.parametrize(

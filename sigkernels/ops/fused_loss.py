@@ -27,6 +27,7 @@ from ..backends.interface import Backend, LossCall, LossResult, accumulate_dtype
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..losses import LMLNLL, ColumnLoss, ElementwiseLoss, Loss, RankedRowLoss, SmoothTopKSVM
+from ..partial_labels import PartialTargets
 from ..sharding import LabelShard
 from .lml import nll_rows_and_grad_
 from .missing_derivatives import ReverseModeOnly, refuse_double_backward
@@ -54,6 +55,7 @@ class Spec(NamedTuple):
     meta: LayerMeta
     reduction: str
     shard: LabelShard | None = None  # the layer holds the labels of this rank alone
+    unknown: Tensor | None = None  # which targets say nothing, as in PartialTargets
 
     @classmethod
     def of(cls, x: Tensor, weight: Tensor, loss: Loss, meta: LayerMeta, reduction: str, recurs: bool = False) -> Spec:
@@ -112,7 +114,8 @@ def evaluate(
     dtype = accumulate_dtype(x.dtype)
     scale = spec.scale(x.shape[0]) if row_scale is None else row_scale.to(dtype).contiguous()
     if isinstance(loss, ElementwiseLoss):
-        result = spec.backend.fused_loss(LossCall(x, layer, targets, loss, scale, tuple(needs[:3])))
+        known = targets if spec.unknown is None else PartialTargets(targets, spec.unknown)
+        result = spec.backend.fused_loss(LossCall(x, layer, known, loss, scale, tuple(needs[:3])))
         if spec.shard is not None and row_scale is None:
             result = _over_shards(result, spec.reduction, spec.shard)
         value = _reduce(result, spec.reduction, spec.meta.num_labels, dtype)

@@ -28,6 +28,7 @@ The backward pass recomputes σ from z and ν: no array of the size of z is save
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from ..backends.interface import LMLSteps, Root, ratio_or_zero, spread_at, sum_d
 from ..losses import Reduction
 from ..sharding import LabelShard
 from ..validation import check_reduction
+from .differentiable import Differentiable
 from .row_loss import Entries, check_k, check_logits, entries, finish_rows, split_targets
 
 _EDGE = 1e-5  # n == k: every label is chosen; the published layer answers 1 - 1e-5
@@ -49,29 +51,16 @@ def _kernels(z: Tensor) -> LMLSteps:
     return select(z, "lml").lml()
 
 
-@torch.library.custom_op("sigkernels::lml", mutates_args=())
-def _lml(z: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:  # [B, n] → [B, n], [B], [B]
+def _project(z: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:  # [B, n] → y [B, n], ν [B], slope [B]
     y, root = _kernels(z).project(z, k)
     return y, root.nu, root.slope
 
 
-@_lml.register_fake
-def _(z: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    return z.new_empty(z.shape), *_fake_root(z)
+def _pullback(grad: Tensor, z: Tensor, nu: Tensor, slope: Tensor, k: int) -> Tensor:
+    return _kernels(z).pullback(grad.contiguous(), z, Root(nu, slope))
 
 
-@torch.library.custom_op("sigkernels::lml_backward", mutates_args=())
-def _lml_backward(grad: Tensor, z: Tensor, nu: Tensor, slope: Tensor) -> Tensor:
-    return _kernels(z).pullback(grad, z, Root(nu, slope))
-
-
-@_lml_backward.register_fake
-def _(grad: Tensor, z: Tensor, nu: Tensor, slope: Tensor) -> Tensor:
-    return z.new_empty(z.shape)
-
-
-@torch.library.custom_op("sigkernels::lml_nll", mutates_args=())
-def _lml_nll(
+def _nll(
     z: Tensor,  # [B, n]
     indices: Tensor | None,  # [nnz], with offsets: the sets Y
     offsets: Tensor | None,  # [B+1]
@@ -82,14 +71,7 @@ def _lml_nll(
     return _nll_rows(z, entries(indices, offsets, dense, z.shape[1]), root), root.nu, root.slope
 
 
-@_lml_nll.register_fake
-def _(z: Tensor, indices: Any, offsets: Any, dense: Any, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    nu, slope = _fake_root(z)
-    return torch.empty_like(nu), nu, slope
-
-
-@torch.library.custom_op("sigkernels::lml_nll_backward", mutates_args=())
-def _lml_nll_backward(
+def _nll_pullback(
     grad: Tensor,  # [B]
     z: Tensor,
     indices: Tensor | None,
@@ -97,13 +79,9 @@ def _lml_nll_backward(
     dense: Tensor | None,
     nu: Tensor,
     slope: Tensor,
+    k: int,
 ) -> Tensor:
     return _nll_grad(grad, z, entries(indices, offsets, dense, z.shape[1]), Root(nu, slope), None)
-
-
-@_lml_nll_backward.register_fake
-def _(grad: Tensor, z: Tensor, indices: Any, offsets: Any, dense: Any, nu: Tensor, slope: Tensor) -> Tensor:
-    return z.new_empty(z.shape)
 
 
 def _nll_rows(z: Tensor, at: Entries, root: Root) -> Tensor:
@@ -158,47 +136,82 @@ def _shifted(z: Tensor, nu: Tensor, at: Entries) -> Tensor:
     return z[at.rows, at.labels].to(nu.dtype) + nu[at.rows]
 
 
-def _save_lml(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    (z, k), (_, nu, slope) = inputs, output
-    ctx.k = k
-    ctx.mark_non_differentiable(nu, slope)
-    ctx.save_for_backward(z, nu, slope)
+# -- operators and their derivatives -------------------------------------------------------------------------------
+#
+# The gradients come from the root itself, which is exact on rows of any width; where they are differentiated again, the
+# same formulas in terms of y are.
 
 
-def _pull_lml(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
-    z, nu, slope = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return _lml_backward(grad.contiguous(), z, nu, slope), None
-    # Somebody will differentiate the gradient: the same formula in operations that autograd knows, y included.
-    y = _lml(z, ctx.k)[0]
-    h = y * (1 - y)
-    return h * (grad - ratio_or_zero((h * grad).sum(1), h.sum(1))[:, None]), None
+def _save_root(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *arrays, ctx.k = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*arrays, *output[1:])
 
 
-_lml.register_autograd(_pull_lml, setup_context=_save_lml)
+def _save_pullback(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *arrays, _nu, _slope, ctx.k = inputs
+    ctx.save_for_backward(*arrays)
 
 
-def _save_lml_nll(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    (z, indices, offsets, dense, k), (_, nu, slope) = inputs, output
-    ctx.k = k
-    ctx.mark_non_differentiable(nu, slope)
-    ctx.save_for_backward(z, indices, offsets, dense, nu, slope)
+def _lml_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
+    return _lml_pullback(grad, *ctx.saved_tensors, ctx.k), None
 
 
-def _pull_lml_nll(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None, None]:
-    z, indices, offsets, dense, nu, slope = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return _lml_nll_backward(grad, z, indices, offsets, dense, nu, slope), None, None, None, None
-    y = _lml(z, ctx.k)[0]
-    h = y * (1 - y)
+def _lml_twice(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
+    def formula(grad: Tensor, z: Tensor) -> Tensor:
+        y = _lml(z, ctx.k)[0]
+        h = y * (1 - y)
+        return h * (grad - ratio_or_zero((h * grad).sum(1), h.sum(1))[:, None])
+
+    return *torch.func.vjp(formula, *ctx.saved_tensors)[1](gg), None, None, None
+
+
+def _lml_nll_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    return _lml_nll_pullback(grad, *ctx.saved_tensors, ctx.k), None, None, None, None
+
+
+def _lml_nll_twice(ctx: Any, gg: Tensor) -> tuple[Any, ...]:
+    grad, z, indices, offsets, dense = ctx.saved_tensors
     at = entries(indices, offsets, dense, z.shape[1])
-    missing = at.weighted(1 - y[at.rows, at.labels]) * grad.to(z.dtype)[at.rows]
-    total = torch.zeros_like(z[:, 0]).index_add(0, at.rows, missing)
-    at_targets = torch.zeros_like(z).index_put((at.rows, at.labels), missing)
-    return h * ratio_or_zero(total, h.sum(1))[:, None] - at_targets, None, None, None, None
+
+    def formula(grad: Tensor, z: Tensor) -> Tensor:
+        y = _lml(z, ctx.k)[0]
+        h = y * (1 - y)
+        missing = at.weighted(1 - y[at.rows, at.labels]) * grad.to(z.dtype)[at.rows]
+        total = torch.zeros_like(z[:, 0]).index_add(0, at.rows, missing)
+        at_targets = torch.zeros_like(z).index_put((at.rows, at.labels), missing)
+        return h * ratio_or_zero(total, h.sum(1))[:, None] - at_targets
+
+    return *torch.func.vjp(formula, grad, z)[1](gg), *[None] * 6
 
 
-_lml_nll.register_autograd(_pull_lml_nll, setup_context=_save_lml_nll)
+def _operator(name: str, forward: Callable[..., Any]) -> Any:
+    return torch.library.custom_op(f"sigkernels::{name}", forward, mutates_args=())
+
+
+_lml = Differentiable(_operator("lml", _project), _project, _save_root, _lml_backward)
+_lml_pullback = Differentiable(_operator("lml_backward", _pullback), _pullback, _save_pullback, _lml_twice)
+_lml_nll = Differentiable(_operator("lml_nll", _nll), _nll, _save_root, _lml_nll_backward)
+_lml_nll_pullback = Differentiable(
+    _operator("lml_nll_backward", _nll_pullback), _nll_pullback, _save_pullback, _lml_nll_twice
+)
+
+
+@_lml.operator.register_fake
+def _(z: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    return z.new_empty(z.shape), *_fake_root(z)
+
+
+@_lml_nll.operator.register_fake
+def _(z: Tensor, indices: Any, offsets: Any, dense: Any, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    nu, slope = _fake_root(z)
+    return torch.empty_like(nu), nu, slope
+
+
+@_lml_pullback.operator.register_fake
+@_lml_nll_pullback.operator.register_fake
+def _(grad: Tensor, z: Tensor, *_: Any) -> Tensor:
+    return z.new_empty(z.shape)
 
 
 def lml(z: Tensor, k: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The fused loss where some labels of a row say nothing: their terms and gradients are 0, whatever their logits are.
 
-One operator, for eager calls and traced ones. It sums: a mean is divided outside by the number of known entries.
+It sums: a mean is divided outside by the number of known entries. Eager calls and torch.func go the way of the fused
+loss; the operator is for calls that are traced.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from ..backends.interface import Backend, LossCall, accumulate_dtype, gradient_dtype
+from ..backends.interface import Backend, accumulate_dtype, gradient_dtype
 from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, Loss
+from ..operator_dispatch import by_operator
 from ..partial_labels import PartialTargets
+from .differentiable import refuse_mapped
+from .fused_loss import NO_NEEDS, FusedLoss, Spec, evaluate
 from .missing_derivatives import refuse_double_backward
 from .targets import from_target_tensors, target_tensors
+from .transforms import TransformedLoss
 
 _ARRAYS, _LEARNED = 7, 3  # x, weight, bias, indices, offsets, dense, unknown; the first three take gradients
 
@@ -31,9 +36,22 @@ def partial_loss(
 ) -> Tensor:
     """The sum ``[]`` over all known entries, or that of each row ``[B]``. Arguments were checked."""
     inputs = (x, layer.weight, layer.bias)
-    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
-    arrays = (*inputs, *target_tensors(targets.targets), targets.unknown)
-    return partial_loss_operator(*arrays, None, *loss.flatten(), layer.meta, total, needs)[0]
+    arrays = target_tensors(targets.targets)
+    if by_operator(*inputs, *arrays, targets.unknown, *loss.tensors()):
+        needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in inputs]
+        call = (*inputs, *arrays, targets.unknown, None, *loss.flatten(), layer.meta, total, needs)
+        return partial_loss_operator(*call)[0]
+    spec = _spec(x, loss, layer.meta, targets.unknown, total)
+    if torch._C._are_functorch_transforms_active():
+        refuse_mapped("unknown labels; call the loss once for each", targets.unknown)
+        return TransformedLoss.apply([spec], *inputs, None, None, *arrays)
+    if not torch.is_grad_enabled():
+        return evaluate(spec, inputs, targets.targets, None, NO_NEEDS)[0]
+    return FusedLoss.apply(None, spec, targets.targets, *inputs)
+
+
+def _spec(x: Tensor, loss: Loss, meta: LayerMeta, unknown: Tensor, total: bool) -> Spec:
+    return Spec(_backend(x, loss, meta.codes), loss, meta, "sum" if total else "none", unknown=unknown)
 
 
 def _backend(x: Tensor, loss: Loss, codes: int) -> Backend:
@@ -65,15 +83,11 @@ def partial_loss_operator(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(loss, gradients of x, weight and bias; those that are not needed, or not known yet, are empty)."""
-    layer, formula = Layer(weight, bias, LayerMeta(*meta)), Loss.unflatten(loss, numbers, tensors)
-    assert isinstance(formula, ElementwiseLoss)
-    targets = PartialTargets(from_target_tensors((indices, offsets, dense), layer.num_labels), unknown)
-    dtype = accumulate_dtype(x.dtype)
-    scale = 1.0 if row_scale is None else row_scale.to(dtype).contiguous()
-    wanted = tuple(_forward_gradients(needs, total, row_scale))
-    result = _backend(x, formula, layer.codes).fused_loss(LossCall(x, layer, targets, formula, scale, wanted))
-    value = (result.rows.sum() if total else result.rows).to(dtype)
-    a, b, c = [x.new_empty(0) if grad is None else grad for grad in result.gradients]
+    spec = _spec(x, Loss.unflatten(loss, numbers, tensors), LayerMeta(*meta), unknown, total)
+    targets = from_target_tensors((indices, offsets, dense), spec.meta.num_labels)
+    wanted = _forward_gradients(needs, total, row_scale)
+    value, grads = evaluate(spec, (x, weight, bias), targets, row_scale, wanted)
+    a, b, c = [x.new_empty(0) if grad is None else grad for grad in grads[:_LEARNED]]
     return value, a, b, c
 
 

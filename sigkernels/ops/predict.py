@@ -10,10 +10,12 @@ from torch import Tensor
 from .. import backends
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
+from .differentiable import refuse_mapped
 
 
 def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
     """``[B, D] →`` B label sets; ``threshold`` is a logit, or one for each label, ``[m]``. Arguments were checked."""
+    refuse_mapped("sets, which differ in size; call predict on all rows at once", x, layer.weight, layer.bias)
     per_label = threshold if isinstance(threshold, Tensor) else None
     with torch.no_grad():
         indices, offsets = predict_operator(x, *layer, 0.0 if per_label is not None else threshold, per_label)

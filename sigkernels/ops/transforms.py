@@ -5,13 +5,14 @@ A transform decides late which gradients it wants, so the forward pass makes non
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..losses import ElementwiseLoss
+from .differentiable import one_by_one
 from .fused_loss import LEARNED, NO_NEEDS, Arrays, Gradients, Spec, evaluate
 from .missing_derivatives import ReverseModeOnly, refuse_double_backward
 from .targets import from_target_tensors
@@ -46,7 +47,7 @@ class TransformedLoss(ReverseModeOnly):
     def vmap(info: Any, in_dims: tuple[Any, ...], spec: list[Spec], *arrays: Tensor | None) -> tuple[Tensor, int]:
         dims = in_dims[1:]
         if not _folds(spec[0], dims):
-            return _one_by_one(lambda *item: (TransformedLoss.apply(spec, *item),), info, dims, arrays)[0][0], 0
+            return one_by_one(lambda *item: TransformedLoss.apply(spec, *item), info, dims, arrays)
         rows = TransformedLoss.apply([spec[0]._replace(reduction="none")], *_fold(info.batch_size, dims, arrays))
         rows = rows.reshape(info.batch_size, -1)
         if spec[0].reduction == "none":
@@ -79,7 +80,7 @@ class TransformedGradients(torch.autograd.Function):
             def one(*item: Any) -> Any:
                 return TransformedGradients.apply(spec, needs, *item)
 
-            return _one_by_one(one, info, dims, mapped)
+            return one_by_one(one, info, dims, mapped)
         arrays: list[Any] = _fold(info.batch_size, dims[1:], mapped[1:])
         upstream, batch = mapped[0], arrays[_X].shape[0] // info.batch_size
         upstream = upstream.movedim(dims[0], 0) if dims[0] is not None else upstream[None]
@@ -98,7 +99,7 @@ def _evaluate(spec: Spec, arrays: Arrays, row_scale: Tensor | None, needs: Seque
 def _folds(spec: Spec, dims: Sequence[int | None]) -> bool:
     """Whether the mapped dimension can be more rows: the loss is one of single logits, and only rows are mapped."""
     others = [dim for at, dim in enumerate(dims) if at not in (_X, _DENSE)]
-    return isinstance(spec.loss, ElementwiseLoss) and all(dim is None for dim in others)
+    return isinstance(spec.loss, ElementwiseLoss) and spec.unknown is None and all(dim is None for dim in others)
 
 
 def _fold(size: int, dims: Sequence[int | None], arrays: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -115,15 +116,3 @@ def _fold(size: int, dims: Sequence[int | None], arrays: Sequence[Tensor | None]
         ends = (offsets[1:] + starts[:, None]).flatten()
         folded[_SPARSE] = [indices.repeat(size), torch.cat([offsets[:1], ends])]
     return folded
-
-
-def _one_by_one(
-    function: Callable[..., Any], info: Any, dims: Sequence[int | None], arrays: Sequence[Any]
-) -> tuple[Any, Any]:
-    """The function of each entry of the mapped dimension, stacked."""
-    results = [
-        function(*(a if dim is None else a.select(dim, i) for a, dim in zip(arrays, dims, strict=True)))
-        for i in range(info.batch_size)
-    ]
-    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
-    return stacked, (0,) * len(stacked)
