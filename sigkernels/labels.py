@@ -252,7 +252,9 @@ class LabelSets:
         ``{"x": [B, …], "labels": LabelSets}``), tuples or lists whose last entry is one (``(x, [3, 17])`` batches to
         ``(x [B, …], LabelSets)``), or label sets alone.
         """
-        return functools.partial(_collate, num_labels=check_num_labels(num_labels), key=key)
+        from .collate import collate
+
+        return functools.partial(collate, num_labels=check_num_labels(num_labels), key=key)
 
     # -- to other forms --------------------------------------------------------------------------------------
 
@@ -407,21 +409,6 @@ class LabelSets:
 
 
 torch.serialization.add_safe_globals([LabelSets])  # torch.load(weights_only=True), the default, takes them
-
-
-def _collate(batch: Sequence[Any], num_labels: int, key: str) -> Any:
-    """Batches samples that hold a label set."""
-    from torch.utils.data import default_collate
-
-    if not batch:
-        raise ValueError("the batch is empty: there is nothing to collate; give collate_fn at least one sample")
-    rest, kind, labels = forms.split_samples(batch, key)
-    sets = LabelSets.from_lists(labels, num_labels)
-    if kind is None:
-        return sets
-    if kind is dict:
-        return {**(default_collate(rest) if rest[0] else {}), key: sets}
-    return (*(default_collate(list(part)) for part in zip(*rest, strict=True)), sets)
 
 
 def _versions(indices: Tensor, offsets: Tensor) -> tuple[int, int] | None:

@@ -250,6 +250,22 @@ def test_a_tensor_that_would_miss_its_gradient_is_refused(loss, compiled):
         assert public_loss(p, p.targets, loss, "mean").isfinite()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Averaging(sk.ColumnLoss):
+    """A setting of the name that the package's own losses use, with a meaning of its own."""
+
+    average: str = "pooled"
+
+    def column_values(self, z, y):
+        return (z - y).square().mean(0)
+
+
+def test_settings_mean_what_the_formula_makes_of_them():
+    p = problem(60, 4, 5, 7, dtype=torch.float64)
+    for reduction in ("mean", "sum"):
+        same(p, Averaging(), reduction)
+
+
 def test_without_gradients():
     p = problem(60, 4, 5, 7, dtype=torch.float64)
     for context in (torch.no_grad(), torch.inference_mode()):

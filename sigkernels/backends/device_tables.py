@@ -69,12 +69,12 @@ def _in_a_thread(make: Callable[[], T]) -> T:
     """The first call of a compiled "reduce-overhead" function allocates from the pool of its graph, which reuses the
     memory at every replay. The redirection holds for one stream or one thread: a new thread, on the default stream, has
     neither."""
-    made: list[T] = []
+    results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            made.append(make())
+            results.append(make())
         except BaseException as error:
             errors.append(error)
 
@@ -83,4 +83,4 @@ def _in_a_thread(make: Callable[[], T]) -> T:
     thread.join()
     if errors:
         raise errors[0]
-    return made[0]
+    return results[0]

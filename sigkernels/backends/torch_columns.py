@@ -49,7 +49,7 @@ def column_loss(call: LossCall) -> ColumnResult:
 
 def _by_autograd(call: LossCall, loss: ColumnLoss) -> ColumnResult:
     x, layer = call.x, call.layer
-    if getattr(loss, "average", "label") == "pooled":
+    if loss.is_pooled:
         raise BackendError(
             f"{type(loss).__name__} with average='pooled' needs the sums of all labels, which only SigmoidF1 and "
             "UnboundedF1 themselves have a pass for; use average='label'"

@@ -253,6 +253,11 @@ class ColumnLoss(Loss):
         tensor(0.0500)
     """
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether all labels make one value, which only the losses of this package do."""
+        return False
+
     def column_values(self, z: Tensor, y: Tensor) -> Tensor:
         """The loss of each label, ``[m]``, from logits ``z [B, m]`` and targets ``y [B, m]``; differentiable."""
         raise NotImplementedError(self.incomplete())

@@ -60,6 +60,10 @@ class ConfusionLoss(ColumnLoss):
         if self.average not in AVERAGES:
             raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {self.average!r}")
 
+    @property
+    def is_pooled(self) -> bool:
+        return self.average == "pooled"
+
     # -- what S is ---------------------------------------------------------------------------------------------------
 
     def scores(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +77,7 @@ class ConfusionLoss(ColumnLoss):
 
     def _params(self, form: Form) -> ConfusionParams:
         over, under = self.coefficients
-        return ConfusionParams(form, self.mirrored, self.average == "pooled", *over, *under)
+        return ConfusionParams(form, self.mirrored, self.is_pooled, *over, *under)
 
     # -- the fraction ------------------------------------------------------------------------------------------------
 
@@ -104,7 +108,7 @@ class ConfusionLoss(ColumnLoss):
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """The loss of logits ``z [B, n]`` and targets ``y [B, n]``, a scalar: the mean over labels, or pooled."""
         sums = self._sums(z, y)
-        return self._one_minus([total.sum() for total in sums] if self.average == "pooled" else sums, z.dtype).mean()
+        return self._one_minus([total.sum() for total in sums] if self.is_pooled else sums, z.dtype).mean()
 
     def column_values(self, z: Tensor, y: Tensor) -> Tensor:
         return self._one_minus(self._sums(z, y), z.dtype)

@@ -74,7 +74,7 @@ class Spec(NamedTuple):
         if isinstance(self.loss, ElementwiseLoss):
             return 1.0 / max(batch * self.meta.num_labels, 1)
         if isinstance(self.loss, ColumnLoss):
-            return 1.0 if getattr(self.loss, "average", None) == "pooled" else 1.0 / self.meta.num_labels
+            return 1.0 if self.loss.is_pooled else 1.0 / self.meta.num_labels
         return 1.0 / max(batch, 1)
 
 
@@ -131,7 +131,7 @@ def _column_pass(spec: Spec, call: LossCall) -> tuple[Tensor, Gradients]:
     if shard is None:
         column = spec.backend.column_loss(call)
         return column.value.to(dtype), column[1:]
-    pooled = getattr(call.loss, "average", None) == "pooled"
+    pooled = cast(ColumnLoss, call.loss).is_pooled
     column = spec.backend.column_loss(call._replace(pool=shard.all_reduce) if pooled else call)
     value = column.value if pooled else shard.all_reduce(column.value)
     # Settings with an entry per label have all n of them on every rank: those of other labels take their gradients there.
@@ -215,7 +215,7 @@ class FusedLoss(ReverseModeOnly):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
-        made: tuple[Tensor, Gradients] | None,  # the outcome, where it is known already
+        outcome: tuple[Tensor, Gradients] | None,  # where it is known already
         spec: Spec,
         targets: LabelSets | Tensor,
         *inputs: Tensor | None,
@@ -224,8 +224,8 @@ class FusedLoss(ReverseModeOnly):
         ctx.save_for_backward(*inputs, *target_tensors(targets))
         # Gradients are not saved but held, so that they are handed out once and autograd can keep them as .grad without a
         # copy.
-        if made is not None:
-            value, ctx.grads = made
+        if outcome is not None:
+            value, ctx.grads = outcome
             return value
         needs = ctx.needs_input_grad[_CALL:]
         now = spec.reduction != "none" and True in needs
@@ -266,11 +266,11 @@ def _scaled(grads: Gradients, grad_output: Tensor) -> Gradients:
     """The gradients times a scalar, in place: nobody else holds them."""
     if grad_output.is_cpu and grad_output.item() == 1.0:  # nearly always
         return grads
-    made = [grad for grad in grads if grad is not None]
+    present = [grad for grad in grads if grad is not None]
     if not grad_output.is_cpu:  # no accelerator is waited for
-        backends.scale_on_device(made, grad_output)
+        backends.scale_on_device(present, grad_output)
     else:
-        for grad in made:
+        for grad in present:
             grad.mul_(grad_output)
     return grads
 

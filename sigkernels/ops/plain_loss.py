@@ -64,10 +64,10 @@ def plain_loss(
     if run is None:
         return None
     recorded = torch.is_grad_enabled()
-    made = run(x, weight, bias, *targets.unchecked(), recorded)
-    if made is None:
+    outcome = run(x, weight, bias, *targets.unchecked(), recorded)
+    if outcome is None:
         return None
-    return _record(made, spec, targets, x, weight, bias) if recorded else made[0]
+    return _record(outcome, spec, targets, x, weight, bias) if recorded else outcome[0]
 
 
 def _look_up(key: Any, loss: Loss, meta: LayerMeta, slack: int) -> _Way:

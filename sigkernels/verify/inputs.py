@@ -89,7 +89,7 @@ def as_question(
             raise ValueError("bias was given, but the classifier has a bias of its own: leave bias=None")
         bias = own if bias is None else bias
     if isinstance(classifier, DFTHead):
-        k, codes = classifier.k, getattr(classifier, "codes", 0)
+        k, codes = classifier.k, classifier.codes
         weight = as_numpy("slack_weight", _label_weights(classifier, "slack_weight"))
         notes.append(
             f"the DFT part (k = {k}) is the exact matrix, evaluated in float64 with its rounding bounded; "
