@@ -2,10 +2,10 @@
 
     python bench/gpu_host_time.py
 
-A step is forward and backward with autograd, on small CPU tensors. Launches of kernels and matrix products are replaced
-by functions that do nothing: their arithmetic is a GPU's, and what Triton and cuBLAS take to launch them is not ours. What
-remains is Python, the allocation and views of tensors, and autograd. What only a device adds is missing: its allocator,
-and the choice of the device around launches.
+A step is what a backend makes of a call, forward and backward with autograd, on small CPU tensors. Launches of kernels and
+matrix products are replaced by functions that do nothing: their arithmetic is a GPU's, and what Triton and cuBLAS take to
+launch them is not ours. What remains is Python, the allocation and views of tensors, and autograd. What only a device adds
+is missing: its allocator, and the choice of the device around launches.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from gpu_launches import StubBackend, call, library_run
+from gpu_launches import StubBackend, call
 
-from sigkernels.backends import flash_pass, library_pass, library_walk
-from sigkernels.backends.flash_kernels import FlashSizes
+from sigkernels.backends import cuda, library_pass, library_walk
+from sigkernels.backends import triton as triton_backend
+from sigkernels.backends.gpu_paths import Choice, GPUPath
 from sigkernels.backends.interface import LossCall
-from sigkernels.backends.triton import pointwise
+from sigkernels.backends.triton import TritonBackend, flash, pointwise
 from sigkernels.ops.fused_loss import FusedLoss, Spec
 
 STEPS, ROUNDS = 200, 9
@@ -36,11 +37,16 @@ class NoKernel:
         return nothing
 
 
-class NoFlash:
-    """``FlashKernels`` that launch nothing."""
+class NoModule:
+    """``sigkernels._cuda`` without a device."""
 
-    def sizes(self, *arguments: Any) -> FlashSizes:
-        return FlashSizes(64, 256, 132, 256)
+    TILE, WIDEST = 32, 128
+
+    def rows_of_block(self, *arguments: Any) -> int:
+        return 256
+
+    def processors(self, device: int) -> int:
+        return 132
 
     def __getattr__(self, name: str) -> Any:
         return nothing
@@ -52,14 +58,26 @@ def nothing(*arguments: Any, **settings: Any) -> Any:
 
 
 @contextlib.contextmanager
-def stubbed() -> Iterator[None]:
-    """Kernels and products do nothing."""
+def stubbed(path: GPUPath) -> Iterator[None]:
+    """Kernels and products do nothing, float32 is tf32, and ``path`` is what the table says."""
     with contextlib.ExitStack() as stack:
-        for module, name in ((library_walk, "product"), (library_pass, "product"), (torch, "mm"), (torch, "addmm")):
-            stack.enter_context(mock.patch.object(module, name, nothing))
-        stack.enter_context(mock.patch.object(torch.Tensor, "addmm_", nothing))
-        for name in ("elementwise_kernel", "finish_kernel"):
-            stack.enter_context(mock.patch.object(pointwise, name, NoKernel()))
+
+        def patch(module: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(module, name, value))
+
+        for module in (library_walk, library_pass):
+            patch(module, "product", nothing)
+        for name in ("mm", "addmm"):
+            patch(torch, name, nothing)
+        patch(torch.Tensor, "addmm_", nothing)
+        for module, name in ((pointwise, "elementwise"), (pointwise, "finish"), (flash, "flash"), (flash, "finish")):
+            patch(module, f"{name}_kernel", NoKernel())
+        patch(cuda, "_module", NoModule)
+        allowed = torch.backends.cuda.matmul.fp32_precision
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        stack.callback(setattr, torch.backends.cuda.matmul, "fp32_precision", allowed)
+        patch(triton_backend, "choose_path", lambda shape, among: chosen)
+        chosen = Choice(path, "asked for")
         yield
 
 
@@ -79,17 +97,13 @@ def step_time(problem: LossCall, run: Any) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
+    backends: dict[GPUPath, Any] = {"cuda": cuda.CUDABackend(), "flash": TritonBackend(), "library": TritonBackend()}
     for dtype in (torch.bfloat16, torch.float32):
         problem = call(*CASE, dtype, device=torch.device("cpu"))
-        params: Any = problem.loss.kernel_params()
-
-        def flash(c: LossCall, params: Any = params) -> Any:
-            return flash_pass.fused_loss(c, params, NoFlash())
-
-        runs = {"flash": flash, "library": library_run}
-        with stubbed():
-            for name, run in runs.items():
-                print(f"{name} {str(dtype).removeprefix('torch.')}: {step_time(problem, run) * 1e6:.0f} µs a step")
+        for path, backend in backends.items():
+            with stubbed(path):
+                taken = step_time(problem, backend.fused_loss)
+            print(f"{path} {str(dtype).removeprefix('torch.')}: {taken * 1e6:.0f} µs a step")
 
 
 if __name__ == "__main__":

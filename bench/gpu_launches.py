@@ -89,18 +89,14 @@ class Recorder(TorchDispatchMode):
 class StubFlash:
     """``FlashKernels`` that launch nothing."""
 
-    def __init__(self, recorder: Recorder, sizes: FlashSizes, marks: bool) -> None:
-        self._recorder, self._sizes, self._marks = recorder, sizes, marks
+    def __init__(self, recorder: Recorder, sizes: FlashSizes) -> None:
+        self._recorder, self._sizes = recorder, sizes
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         return self._sizes
 
     def _note(self, name: str, launch: FlashLaunch) -> None:
         self._recorder.launches.append(Kernel(name, (launch.blocks,), {"batch": launch.x.shape[0]}))
-
-    def mark(self, launch: FlashLaunch) -> None:
-        if self._marks:
-            self._note("mark", launch)
 
     def fused_loss(self, launch: FlashLaunch) -> None:
         self._note("flash", launch)
@@ -195,9 +191,8 @@ def library_launches(problem: LossCall, l2_bytes: int, processors: int = 108) ->
         return step_launches(problem, recorder, library_run)
 
 
-def flash_launches(problem: LossCall, sizes: FlashSizes, marks: bool) -> list[Launch]:
-    """Of a step by a flash path. ``marks``: the kernels want the positives as bits."""
-    params: Any = problem.loss.kernel_params()
+def flash_launches(problem: LossCall, sizes: FlashSizes) -> list[Launch]:
+    """Of a step by a flash path."""
     with recorded() as recorder:
-        kernels = StubFlash(recorder, sizes, marks)
-        return step_launches(problem, recorder, lambda call: flash_pass.fused_loss(call, params, kernels))
+        kernels = StubFlash(recorder, sizes)
+        return step_launches(problem, recorder, lambda call: flash_pass.fused_loss(call, kernels))

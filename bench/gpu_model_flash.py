@@ -158,82 +158,120 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
             seconds += labels / shape.tile * tile
         return seconds
 
-    return _flash_step(machine, dtype, (n, k, s, batch), sizes, -(-n // labels), kernel, marks=False)
+    return _flash_step(machine, dtype, (n, k, s, batch), sizes, -(-n // labels), kernel)
 
 
 # -- the flash kernels in Triton ------------------------------------------------------------------------------------------
 
-_TRITON = {"tile": "tile", "loops": [{"at": r"for at in tl\.range", "name": "tile"}], "branches": []}
-_MARK = {
+# The positives of a row are read at once.
+_TRITON = {
     "loops": [
-        {"at": r"tl\.max\(high", "name": "search", "trips": 5},
-        {"at": r"while tl\.min", "name": "set", "trips": 2},
+        {"at": r"for at in tl\.range", "trips": "steps", "name": "tile"},
+        {"at": r"while tl\.max\(high", "trips": 0},
+        {"at": r"while tl\.max\(end", "trips": 1},
+        {"at": r"for start in range\(0, words", "trips": "words"},
     ],
-    "branches": [],
+    "branches": [
+        {"at": r"while tl\.max\(high", "take": True},
+        {"at": r"tl\.load\(indices|for \w+ in |while|tl\.atomic_or", "take": False},
+    ],
+    "unused_ok": True,
 }
+_FINISH: dict[str, Any] = {
+    "loops": [{"at": r"for start in range", "trips": "steps"}],
+    "branches": [{"at": r"program < sums|for start", "take": False}],
+    "unused_ok": True,
+}
+_MANY = 24  # tiles of a block: more are not walked one by one
 
 
-@functools.cache
-def _triton_cubin(dtype: str, s: int, chosen: Any, dft: bool, accumulate: bool) -> tuple[Any, int, int]:
-    """(code, registers, shared memory) of the flash kernel for BCE of label sets."""
+def _cubin(kernel: Any, constants: dict[str, Any], element: str, accumulate: bool, odd: tuple[str, ...]) -> Any:
+    """(code, registers, shared memory) of a kernel, for BCE of label sets."""
     import triton
-    import triton.language as tl
 
-    from sigkernels.backends.triton import flash
-    from sigkernels.backends.triton.kernels.flash import flash_kernel
-    from sigkernels.backends.triton.kernels.losses import settings
-    from sigkernels.losses import BCE
-
-    params: Any = BCE().kernel_params()
-    element = "*fp32" if dtype == "tf32" else f"*{dtype}"
-    types = dict.fromkeys(["x", "weight", "bias", "basis", "coef", "dense", "grad_coef"], element)
+    types = dict.fromkeys(["x", "weight", "bias", "basis", "coef", "dense", "grad_coef", "grad_x"], element)
     types |= dict.fromkeys(("grad_weight", "grad_bias"), "*fp32" if accumulate else element)
-    types |= dict.fromkeys(["label_weight", "pos_weight", "row_factor", "out_scale", "slabs", "row_sums"], "*fp32")
-    types |= {"marks": "*i32", "totals": "*fp64", "scale": "fp32"}
-    types |= dict.fromkeys(["x_stride", "coef_stride", "dense_stride", "batch", "labels", "block_labels"], "i32")
-    constants = settings(params) | flash.layout(chosen) | dict(
-        SLACK=s, WIDTH=flash.width(s), HAS_DFT=dft, HAS_BIAS=False, SPARSE=True, HAS_WEIGHT=False, HAS_POS_WEIGHT=False,
-        HAS_ROW_FACTOR=False, SCALED=False, ACCUMULATE=accumulate, NEED_X=True, NEED_WEIGHT=True, NEED_BIAS=False,
-        DTYPE=tl.bfloat16 if dtype == "bf16" else tl.float32, PRECISION="tf32" if dtype == "tf32" else "ieee",
-    )  # fmt: skip
-    warps, limit = constants.pop("num_warps"), constants.pop("maxnreg")
-    odd = ("x_stride", "dense_stride", "batch", "labels", "block_labels")
+    types |= dict.fromkeys(
+        ["label_weight", "pos_weight", "row_factor", "out_scale", "slabs", "row_sums", "value"], "*fp32"
+    )
+    types |= {
+        "marks": "*i32",
+        "indices": "*i64",
+        "offsets": "*i64",
+        "totals": "*fp64",
+        "rows": "*fp64",
+        "scale": "fp32",
+    }
+    types = {name: types.get(name, "i32") for name in kernel.arg_names if not name.isupper()}
+    constants = dict(constants)
+    warps, limit = constants.pop("num_warps", 4), constants.pop("maxnreg", None)
     made = triton.compile
 
     def compiled(source: Any, target: Any, options: dict[str, Any]) -> Any:
         return made(source, target=target, options=options | {"maxnreg": limit})
 
     with mock.patch.object(triton, "compile", compiled):  # gpumodel knows of no limit of registers
-        cubin, shared = triton_cubin(flash_kernel, types, constants, warps, 3, odd=odd)
-    return sass.load(cubin, "^flash_kernel$"), sass.registers(cubin)["flash_kernel"], shared
+        cubin, shared = triton_cubin(kernel, types, constants, warps, 3, odd=odd)
+    name = kernel.fn.__name__
+    return sass.load(cubin, f"^{name}$"), sass.registers(cubin)[name], shared
 
 
 @functools.cache
-def _triton_tile_seconds(
-    machine: str, dtype: str, s: int, chosen: Any, dft: bool, accumulate: bool, blocks: int
+def _triton_cubin(dtype: str, s: int, chosen: Any, dft: bool, accumulate: bool) -> Any:
+    import torch
+
+    from sigkernels.backends.triton import flash
+    from sigkernels.backends.triton.kernels.flash import flash_kernel
+    from sigkernels.losses import BCE
+
+    params: Any = BCE().kernel_params()
+    constants = flash._keywords(
+        chosen, params, s, torch.bfloat16 if dtype == "bf16" else torch.float32, dft=dft, bias=False, sparse=True,
+        label_weight=False, pos_weight=False, row_factor=False, scaled=False, accumulate=accumulate, need_x=True,
+        need_weight=True, need_bias=False,
+    )  # fmt: skip
+    odd = ("x", "x_stride", "dense_stride", "label_start", "batch", "labels", "block_labels")
+    return _cubin(flash_kernel, constants, "*bf16" if dtype == "bf16" else "*fp32", accumulate, odd)
+
+
+@functools.cache
+def _triton_seconds(
+    machine: str, dtype: str, s: int, chosen: Any, dft: bool, accumulate: bool, blocks: int, tiles: int
 ) -> float:
-    """A tile of labels on a multiprocessor where so many blocks run."""
+    """A program of so many tiles of labels, from its first instruction to its last, where so many run on a multiprocessor."""
+    from sigkernels.backends.triton import flash
+
     m = MACHINES[machine]
     code, registers, shared = _triton_cubin(dtype, s, chosen, dft, accumulate)
-    known = dict(warps=chosen.num_warps, registers=registers, shared=shared, blocks=blocks)
-    made = report.predict(code, _TRITON, m, tiles=blocks * m.sms, **known)
-    seconds: float = made.result.cycles / (m.ghz * 1e9)
-    return seconds
+
+    def cycles(steps: int) -> float:
+        words = -(-steps * chosen.BN // (32 * flash._MARKS["WORDS"]))
+        known = dict(warps=chosen.num_warps, registers=registers, shared=shared, blocks=blocks, tiles=blocks * m.sms)
+        return report.predict(code, _TRITON, m, reps=1, steps=steps, words=words, **known).result.cycles  # type: ignore[no-any-return]
+
+    few = cycles(min(tiles, _MANY))
+    if tiles > _MANY:
+        few += (tiles - _MANY) * (few - cycles(_MANY // 2)) / (_MANY - _MANY // 2)
+    return few / (m.ghz * 1e9)
 
 
 @functools.cache
-def _mark_seconds(machine: str, n: int, rows: int) -> float:
-    from sigkernels.backends.triton import flash
-    from sigkernels.backends.triton.kernels.flash import mark_kernel
+def _finish_seconds(machine: str, dtype: str, s: int, rows: int, blocks: int) -> float:
+    """The last kernel."""
+    import torch
 
-    m, words = MACHINES[machine], -(-n // 32)
-    types = {"indices": "*i64", "offsets": "*i64", "marks": "*i32"}
-    types |= dict.fromkeys(("label_start", "batch", "words"), "i32")
-    cubin, shared = triton_cubin(mark_kernel, types, dict(flash._MARKS), 4, 3, odd=("label_start", "batch", "words"))
-    programs = -(-words // flash._MARKS["WORDS"]) * -(-rows // flash._MARKS["ROWS"])
-    known = dict(warps=4, registers=sass.registers(cubin)["mark_kernel"], shared=shared, reps=2)
-    made = report.predict(sass.load(cubin, "^mark_kernel$"), _MARK, m, tiles=programs, **known)
-    return max(made.seconds, words * rows * 4 / baselines.l2_bandwidth(m)) + LAUNCH
+    from sigkernels.backends.triton import flash
+    from sigkernels.backends.triton.kernels.flash import finish_kernel
+
+    m, sums = MACHINES[machine], flash.sums(rows)
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    constants = sums | dict(SLACK=s, NEED_X=True, SCALED=False, HAS_VALUE=True, DTYPE=flash.operand(kind))
+    odd = ("grad_x", "grad_stride", "batch", "blocks")
+    code, registers, shared = _cubin(finish_kernel, constants, "*bf16" if dtype == "bf16" else "*fp32", False, odd)
+    known = dict(warps=4, registers=registers, shared=shared, steps=-(-blocks // sums["PARTS"]))
+    made = report.predict(code, _FINISH, m, tiles=-(-rows * s // sums["BLOCK"]), reps=1, **known)
+    seconds: float = made.seconds + LAUNCH
+    return seconds
 
 
 def triton_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
@@ -258,10 +296,12 @@ def triton_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -
     waves = -(-blocks // (resident * m.sms))  # more than one where fewer run at once than was thought
 
     def kernel(rows: int) -> float:
-        tile = _triton_tile_seconds(machine, dtype, s, chosen, dft, accumulate, together)
-        return waves * labels / chosen.BN * tile
+        return waves * _triton_seconds(machine, dtype, s, chosen, dft, accumulate, together, labels // chosen.BN)
 
-    return _flash_step(machine, dtype, (n, k, s, batch), sizes, blocks, kernel, marks=True)
+    def finish(rows: int) -> float:
+        return _finish_seconds(machine, dtype, s, rows, blocks)
+
+    return _flash_step(machine, dtype, (n, k, s, batch), sizes, blocks, kernel, finish)
 
 
 # -- a step by a flash path ----------------------------------------------------------------------------------------------
@@ -274,16 +314,16 @@ def _flash_step(
     sizes: FlashSizes,
     blocks: int,
     kernel: Callable[[int], float],
-    marks: bool,
+    finish: Callable[[int], float] | None = None,
 ) -> tuple[float, int]:
-    """``kernel(rows)``: the seconds of the loop over labels of a launch, of which everything else is known."""
+    """``kernel(rows)``: the seconds of a launch, where ``finish`` is not given of its loop over labels alone."""
     import torch
 
     m, size, (n, k, s, batch) = MACHINES[machine], ELEMENT[dtype], case
     problem = call(n, k, s, batch, torch.bfloat16 if dtype == "bf16" else torch.float32)
-    if k >= 0 and flash_pass.rank_refusal(problem.layer, problem.x.dtype, sizes) is not None:
+    if k >= 0 and flash_pass.rank_refusal(problem.layer.meta, n, problem.x.dtype, sizes) is not None:
         return math.inf, 0
-    launches = flash_launches(problem, sizes, marks)
+    launches = flash_launches(problem, sizes)
     seconds = 0.0
     for launch in launches:
         if isinstance(launch, Product):
@@ -298,14 +338,14 @@ def _flash_step(
             moved = n * s * (size + (8 if batch > sizes.rows else size)) + n * rows / 8
             if n * s * (size + 4) > 0.7 * m.l2_mib * 2**20:
                 moved += (groups - 1) * n * s * (size + 8)
-            # What comes before and after the loop: x and coef in, slabs out, two latencies of memory each way of a group.
-            around = groups * 4 * m.l2 / (m.ghz * 1e9) + _slab_seconds(m, blocks * rows * s * 4)
+            around = 0.0
+            if finish is None:  # outside the loop: x and coef in, slabs out, two latencies of memory each way of a group
+                around = groups * 4 * m.l2 / (m.ghz * 1e9) + _slab_seconds(m, blocks * rows * s * 4)
             seconds += max(kernel(rows), moved / m.hbm) + around + LAUNCH
         elif launch.name == "finish":
             rows = launch.keywords["batch"]
-            seconds += _slab_seconds(m, blocks * rows * s * 4) + 4 * m.l2 / (m.ghz * 1e9) + LAUNCH
-        elif launch.name == "mark":
-            seconds += _mark_seconds(machine, n, launch.keywords["batch"])
+            known = _slab_seconds(m, blocks * rows * s * 4) + 4 * m.l2 / (m.ghz * 1e9) + LAUNCH
+            seconds += known if finish is None else finish(rows)
         else:
             seconds += LAUNCH
     return seconds, len(launches)

@@ -75,12 +75,13 @@ def steps_of(call: LossCall) -> dict[GPUPath, Step]:
     if "flash" not in here:
         torch_backend = by_name("torch")
         return steps | {"library": lambda: torch_backend.fused_loss(call)}
-    from sigkernels.backends import library_pass
-    from sigkernels.backends.triton import flash
+    from sigkernels.backends import flash_pass, library_pass
+    from sigkernels.backends.triton.flash import kernels_for
     from sigkernels.backends.triton.pointwise import TritonPointwise
 
-    if flash.applies(call) is None:
-        steps["flash"] = lambda: flash.fused_loss(call)
+    kernels = kernels_for(call, shape)
+    if not isinstance(kernels, str):
+        steps["flash"] = lambda: flash_pass.fused_loss(call, kernels)
     return steps | {"library": lambda: library_pass.fused_loss(call, TritonPointwise())}
 
 

@@ -350,9 +350,9 @@ def test_the_steps_that_are_timed(measuring, monkeypatch):
     monkeypatch.setattr(measuring, "gpu_paths_here", lambda: PATHS)
     monkeypatch.setattr(backends.by_name("cuda"), "refuses_device", lambda device: None)
     monkeypatch.setattr(backends.by_name("cuda"), "refuses_shape", lambda shape: None)
-    monkeypatch.setattr(flash, "applies", lambda call: None)
+    monkeypatch.setattr(flash, "kernels_for", lambda call, shape: object())
     assert set(measuring.steps_of(call)) == set(PATHS)
-    monkeypatch.setattr(flash, "applies", lambda call: "too wide")
+    monkeypatch.setattr(flash, "kernels_for", lambda call, shape: "too wide")
     assert set(measuring.steps_of(call)) == {"cuda", "library"}
 
 
@@ -360,11 +360,11 @@ def test_the_steps_that_are_timed(measuring, monkeypatch):
 def test_the_triton_backend_goes_by_the_table(path, refusal, measuring, monkeypatch):
     flash = pytest.importorskip("sigkernels.backends.triton.flash")
     call = measuring.problem(ShapeClass("16-bit", 32, 16, 9_000), torch.device("cpu"))
-    from sigkernels.backends import library_pass, triton
+    from sigkernels.backends import flash_pass, library_pass, triton
 
     monkeypatch.setattr(triton, "choose_path", lambda shape, among: gpu_paths.Choice(path, "made up"))
-    monkeypatch.setattr(flash, "applies", lambda call: refusal)
-    monkeypatch.setattr(flash, "fused_loss", lambda call: "flash")
+    monkeypatch.setattr(flash, "kernels_for", lambda call, shape: refusal or object())
+    monkeypatch.setattr(flash_pass, "fused_loss", lambda call, kernels: "flash")
     monkeypatch.setattr(library_pass, "fused_loss", lambda call, pointwise: "library")
     taken = "flash" if path == "flash" and refusal is None else "library"
     assert backends.by_name("triton").fused_loss(call) == taken

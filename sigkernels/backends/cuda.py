@@ -65,8 +65,7 @@ class CUDABackend(Backend):
             return None
         else:
             sizes = _sizes(_kind(shape.dtype), shape.rows, shape.slack, shape.device.index or 0)
-            layer = Layer(torch.empty(shape.labels, 0, device="meta"), None, shape.meta)
-            reason = flash_pass.rank_refusal(layer, shape.dtype, sizes) or ""
+            reason = flash_pass.rank_refusal(shape.meta, shape.labels, shape.dtype, sizes) or ""
         return f"its kernel does not do this shape: {reason}; {_INSTEAD}" if reason else None
 
     def fused_loss(self, call: LossCall) -> LossResult:
@@ -75,9 +74,7 @@ class CUDABackend(Backend):
         shape = LossShape.of(call.x, call.layer.weight, call.layer.meta)
         if (reason := self.refuses_shape(shape) or flash_pass.refusal(call)) is not None:
             raise BackendError(f"backend 'cuda' was asked for, but {reason}")
-        params = call.loss.kernel_params()
-        assert isinstance(params, ElementwiseParams)
-        return flash_pass.fused_loss(call, params, CUDAKernels())
+        return flash_pass.fused_loss(call, CUDAKernels())
 
     def column_loss(self, call: LossCall) -> ColumnResult:
         self._refuse("column_loss")
@@ -154,9 +151,6 @@ class CUDAKernels:
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         return _sizes(_kind(x.dtype), x.shape[0], slack, _where(x)[0])
-
-    def mark(self, launch: FlashLaunch) -> None:
-        pass
 
     def fused_loss(self, launch: FlashLaunch) -> None:
         _module().fused_loss(*_where(launch.x), self._flash(launch))

@@ -56,8 +56,11 @@ class FlashLaunch(NamedTuple):
     scale: float  # multiplies grad_weight and grad_bias
     out_scale: Tensor | None  # float32 []: multiplies them too, and in ``finish`` the slabs; None: 1
     accumulate: bool  # add to what grad_weight and grad_bias hold of the rows of earlier launches
-    # Scratch and outputs; gradients that are not needed are None.
-    marks: Tensor | None  # int32 [≥ ceil(m / 32), B]: bit i of word w is set where label 32 w + i is positive
+    # Outputs and scratch; gradients that are not needed are None. Scratch comes as one row of at least as many numbers as
+    # the shape says, packed.
+    marks: (
+        Tensor | None
+    )  # int32 [blocks · T / 32, B], for kernels that mark label 32 w + i by bit i of word w; with sets
     grad_weight: Tensor | None  # [m, s] contiguous: dtype of weight, or float32
     grad_bias: Tensor | None  # [m]: dtype of bias, or float32
     grad_coef: Tensor | None  # [B, blocks · 16] dtype of x
@@ -75,11 +78,8 @@ class FlashKernels(Protocol):
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         """For ``x [B, …]`` and that many slack columns."""
 
-    def mark(self, launch: FlashLaunch) -> None:
-        """Fills ``marks`` from the sets: every word, those beyond the last label too."""
-
     def fused_loss(self, launch: FlashLaunch) -> None:
-        """The pass; ``marks`` are made."""
+        """The pass over all labels."""
 
     def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
         """Adds the blocks' sums in a fixed order.

@@ -1,7 +1,6 @@
 """The host side of the flash kernels: when they apply, and the few launches of a step.
 
     coef = x_dft · waves    one library product; the waves are those of every block
-    mark                    the positives as bits
     fused_loss              the pass over all labels (``flash_kernels.py``)
     finish                  adds the blocks' sums
     grad_x_dft = scale · grad_coef · wavesᵀ     one library product
@@ -13,6 +12,7 @@ to float32, and its feature is multiplied by a power of two alone.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..dft_plan import plan
 from ..labels import LabelSets
-from ..layer import Layer
+from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .device_tables import DeviceTables
@@ -82,13 +82,16 @@ def block_labels(labels: int, sizes: FlashSizes) -> int:
     return -(-tiles // sizes.blocks) * sizes.tile
 
 
-def rank_refusal(layer: Layer, dtype: torch.dtype, sizes: FlashSizes) -> str | None:
-    """``None``, or one sentence: why the DFT part of a block does not fit into the basis."""
-    if layer.k <= 0:
+@functools.lru_cache(maxsize=1024)
+def rank_refusal(meta: LayerMeta, labels: int, dtype: torch.dtype, sizes: FlashSizes) -> str | None:
+    """``None``, or one sentence: why the DFT part of a block of so many labels does not fit into the basis."""
+    if meta.k <= 0:
         return None
-    labels = block_labels(layer.num_rows, sizes)
+    labels = block_labels(labels, sizes)
     # A wave that turns often within a block is a rank of its own; do not work out what cannot fit.
-    rank = plan(layer.num_labels, layer.k, labels, _EPS[dtype], False).rank if 2 * layer.k * labels < 32 * layer.num_labels else 99  # fmt: skip
+    rank = 99
+    if 2 * meta.k * labels < 32 * meta.num_labels:
+        rank = plan(meta.num_labels, meta.k, labels, _EPS[dtype], False).rank
     if rank <= _WAVES:
         return None
     return f"the DFT of {labels} labels has more than rank {_WAVES}: too many frequencies for so few labels"
@@ -162,81 +165,110 @@ def gradient_factors(call: LossCall, params: ElementwiseParams) -> Factors:
     return Factors(row / out, number, out)
 
 
-class _Workspace:
-    """One allocation, handed out in parts."""
+class Scratch(NamedTuple):
+    """Arrays that end with a call; ``FlashLaunch`` says what they are."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.size, self.parts = device, 0, list[tuple[int, torch.Size, torch.dtype]]()
+    totals: Tensor
+    row_sums: Tensor
+    slabs: Tensor | None
+    marks: Tensor | None
+    coef: Tensor | None
+    grad_coef: Tensor | None
+    weight_sums: Tensor | None
+    bias_sums: Tensor | None
 
-    def part(self, *shape: int, dtype: torch.dtype) -> int:
-        """The number of a part that ``take`` makes."""
-        self.parts.append((self.size, torch.Size(shape), dtype))
-        self.size += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
-        return len(self.parts) - 1
 
-    def take(self) -> list[Tensor]:
-        whole = torch.empty(self.size, dtype=torch.uint8, device=self.device)
-        return [
-            whole[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape) for at, shape, dtype in self.parts
-        ]
+class Plan(NamedTuple):
+    """How calls of a shape are cut into launches, and the parts of their scratch."""
+
+    labels: int  # of a block
+    blocks: int
+    several: bool  # launches
+    sizes: tuple[int, ...]  # bytes of the parts that there are
+    total: int
+    parts: tuple[tuple[int, torch.dtype] | None, ...]  # of ``Scratch``: where among those, and the dtype
+
+    def scratch(self, device: torch.device) -> Scratch:
+        """One allocation; every part as one row of numbers."""
+        whole = torch.empty(self.total, dtype=torch.uint8, device=device).split_with_sizes(self.sizes)
+        return Scratch(*[None if part is None else whole[part[0]].view(part[1]) for part in self.parts])  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_of(
+    m: int, slack: int, batch: int, dft: bool, needs: tuple[bool, ...], sparse: bool, dtype: torch.dtype, sizes: FlashSizes,
+) -> Plan:  # fmt: skip
+    """The same at every step: worked out once."""
+    need_x, need_weight, need_bias = needs
+    labels = block_labels(m, sizes)
+    blocks, rows, wide = -(-m // labels), min(batch, sizes.rows), torch.float32
+    in_groups = sizes.group < rows and batch <= sizes.rows and gradient_dtype(dtype) != wide
+    wanted = (
+        (True, blocks, torch.float64), (True, blocks * rows, wide), (need_x, blocks * rows * slack, wide),
+        (sparse, blocks * labels // MARKED * rows, torch.int32), (dft, batch * blocks * RANK, dtype),
+        (dft and need_x, batch * blocks * RANK, dtype), (in_groups and need_weight, m * slack, wide),
+        (in_groups and need_bias, m, wide),
+    )  # fmt: skip
+    there, parts = list[int](), list[tuple[int, torch.dtype] | None]()
+    for needed, count, of in wanted:
+        parts.append((len(there), of) if needed else None)
+        if needed:
+            there.append(-(-count * of.itemsize // _ALIGN) * _ALIGN)
+    return Plan(labels, blocks, batch > sizes.rows, tuple(there), sum(there), tuple(parts))
 
 
 @without_autocast
-def fused_loss(call: LossCall, params: ElementwiseParams, kernels: FlashKernels) -> LossResult:
+def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
     """An elementwise loss and its gradients; ``refusal`` and ``rank_refusal`` said nothing against it."""
-    layer, (need_x, need_weight, need_bias) = call.layer, call.needs
+    layer, (need_x, need_weight, need_bias), params = call.layer, call.needs, call.loss.kernel_params()
+    assert isinstance(params, ElementwiseParams)
     x = call.x if call.x.stride(1) == 1 else call.x.contiguous()
     weight, device, out_dtype = layer.weight.contiguous(), x.device, gradient_dtype(x.dtype)
     batch, columns, (m, slack) = x.shape[0], layer.dft_columns, weight.shape
+    sets = call.targets if isinstance(call.targets, LabelSets) else None
+    indices, offsets = (None, None) if sets is None else sets.unchecked()
+    dense = _packed(call.targets) if sets is None else None
     sizes = kernels.sizes(x, slack, columns > 0)
-    labels = block_labels(m, sizes)
-    blocks = -(-m // labels)
+    cut = plan_of(m, slack, batch, columns > 0, call.needs, sets is not None, x.dtype, sizes)
+    labels, blocks, several = cut.labels, cut.blocks, cut.several
     tables = block_tables(layer, labels) if columns else None
-    sparse = isinstance(call.targets, LabelSets)
-    indices, offsets = call.targets.unchecked() if isinstance(call.targets, LabelSets) else (None, None)
-    dense = None if isinstance(call.targets, LabelSets) else _packed(call.targets)
     factors = gradient_factors(call, params)
-    several = batch > sizes.rows
-    rows_at_once = min(batch, sizes.rows)
     sum_dtype = torch.float32 if several else out_dtype  # of sums that several launches add to
-    in_groups = sizes.group < rows_at_once and sum_dtype != torch.float32
-
-    space = _Workspace(device)
-    space.part(blocks, dtype=torch.float64)
-    space.part(blocks, rows_at_once, dtype=torch.float32)
-    slab = space.part(blocks, rows_at_once, slack, dtype=torch.float32) if need_x else -1
-    words = space.part(blocks * labels // MARKED, rows_at_once, dtype=torch.int32) if sparse else -1
-    coef = space.part(batch, blocks * RANK, dtype=x.dtype) if tables else -1
-    grad_coef = space.part(batch, blocks * RANK, dtype=x.dtype) if tables and need_x else -1
-    weight_sums = space.part(m, slack, dtype=torch.float32) if in_groups and need_weight else -1
-    bias_sums = space.part(m, dtype=torch.float32) if in_groups and need_bias else -1
-    parts: list[Tensor | None] = [*space.take(), None]  # -1: none
-
-    grad_x = torch.empty(x.shape, dtype=out_dtype, device=device) if need_x else None
-    grad_weight = torch.empty(weight.shape, dtype=sum_dtype, device=device) if need_weight else None
-    grad_bias = torch.empty(m, dtype=sum_dtype, device=device) if need_bias else None
-    rows = torch.empty(batch, dtype=torch.float64, device=device)
-    value = None if several or isinstance(call.scale, Tensor) else torch.empty((), dtype=torch.float32, device=device)
-    if tables:
-        torch.mm(x[:, :columns], tables.waves, out=parts[coef])
+    scratch = cut.scratch(device)
+    coef, grad_coef = scratch.coef, scratch.grad_coef
+    grad_x = x.new_empty(x.shape, dtype=out_dtype) if need_x else None
+    grad_weight = x.new_empty(weight.shape, dtype=sum_dtype) if need_weight else None
+    grad_bias = x.new_empty(m, dtype=sum_dtype) if need_bias else None
+    rows = x.new_empty(batch, dtype=torch.float64)
+    value = None if several or isinstance(call.scale, Tensor) else x.new_empty((), dtype=torch.float32)
+    slack_x, grad_features, grad_slack_x = x, None, grad_x
+    if tables is not None:
+        features, slack_x = x.split_with_sizes((columns, slack), 1)
+        across = (batch, blocks * RANK), (blocks * RANK, 1)
+        coef = _there(coef).as_strided(*across)
+        torch.mm(features, tables.waves, out=coef)
+        if grad_x is not None:
+            grad_coef = _there(grad_coef).as_strided(*across)
+            grad_features, grad_slack_x = grad_x.split_with_sizes((columns, slack), 1)
     whole = FlashLaunch(
-        x[:, columns:], weight, None if layer.bias is None else layer.bias.contiguous(),
-        tables.basis if tables else None, parts[coef], labels, blocks, indices, offsets, dense, layer.label_start,
+        slack_x, weight, None if layer.bias is None else layer.bias.contiguous(),
+        None if tables is None else tables.basis, coef, labels, blocks, indices, offsets, dense, layer.label_start,
         params, label_vector(params.weight, layer, torch.float32), label_vector(params.pos_weight, layer, torch.float32),
-        factors.row, factors.scale, factors.out, False, parts[words], grad_weight, grad_bias, parts[grad_coef],
-        parts[slab], _there(parts[1]), _there(parts[0]), parts[weight_sums], parts[bias_sums],
+        factors.row, factors.scale, factors.out, False, scratch.marks, grad_weight, grad_bias, grad_coef,
+        scratch.slabs, scratch.row_sums, scratch.totals, scratch.weight_sums, scratch.bias_sums,
     )  # fmt: skip
-    for start in range(0, batch, sizes.rows):
-        launch = whole if not several else _rows_of(whole, start, min(start + sizes.rows, batch))
-        if sparse:
-            kernels.mark(launch)
-        kernels.fused_loss(launch)
-        part = slice(start, start + sizes.rows)
-        kernels.finish(launch, None if grad_x is None else grad_x[part, columns:], rows[part], value)
-    if tables and grad_x is not None:
-        _add_dft(grad_x[:, :columns], _there(parts[grad_coef]), tables.waves.t(), factors)
     if several:
+        for start in range(0, batch, sizes.rows):
+            part = slice(start, start + sizes.rows)
+            launch = _rows_of(whole, start, min(start + sizes.rows, batch))
+            kernels.fused_loss(launch)
+            kernels.finish(launch, None if grad_slack_x is None else grad_slack_x[part], rows[part], value)
         grad_weight, grad_bias = (None if grad is None else grad.to(out_dtype) for grad in (grad_weight, grad_bias))
+    else:
+        kernels.fused_loss(whole)
+        kernels.finish(whole, grad_slack_x, rows, value)
+    if tables is not None and grad_features is not None:
+        _add_dft(grad_features, _there(grad_coef), tables.waves.t(), factors)
     return LossResult(rows, grad_x, grad_weight, grad_bias, value=value)
 
 
@@ -251,26 +283,20 @@ def _add_dft(grad_x: Tensor, grad_coef: Tensor, waves: Tensor, factors: Factors)
 
 
 def _rows_of(launch: FlashLaunch, start: int, stop: int) -> FlashLaunch:
-    """The rows ``start … stop-1`` of a launch. Scratch is cut to their number; it is used again by every part."""
-    part, count = slice(start, stop), stop - start
+    """The rows ``start … stop-1`` of a launch. Scratch is used again by every part."""
+    part = slice(start, stop)
 
     def rows(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[part]
 
-    def scratch(tensor: Tensor | None, *shape: int) -> Tensor | None:
-        return None if tensor is None else tensor.view(-1)[: math.prod(shape)].view(shape)
-
-    blocks, slack = launch.blocks, launch.x.shape[1]
     return launch._replace(
         x=launch.x[part], coef=rows(launch.coef), dense=rows(launch.dense), row_factor=rows(launch.row_factor),
         offsets=None if launch.offsets is None else launch.offsets[start : stop + 1], accumulate=start > 0,
         grad_coef=rows(launch.grad_coef),
-        marks=scratch(launch.marks, 0 if launch.marks is None else launch.marks.shape[0], count),
-        slabs=scratch(launch.slabs, blocks, count, slack), row_sums=_there(scratch(launch.row_sums, blocks, count)),
     )  # fmt: skip
 
 
-def _packed(dense: Tensor | PartialTargets) -> Tensor:
+def _packed(dense: object) -> Tensor:
     assert isinstance(dense, Tensor)
     return dense if dense.stride(1) == 1 else dense.contiguous()
 

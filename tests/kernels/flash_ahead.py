@@ -50,12 +50,10 @@ def kind(dtype: str) -> str:
 
 def source(dtype: str, variant: str, chosen: Any, slack: int = 64) -> Any:
     """A launch as the backend makes it."""
-    import triton.language as tl
     from triton.compiler import ASTSource
 
     from sigkernels.backends.triton import flash
     from sigkernels.backends.triton.kernels.flash import flash_kernel
-    from sigkernels.backends.triton.kernels.losses import settings
     from sigkernels.losses import BCE, Asymmetric
 
     element, rich, general = f"*{TYPES[dtype]}", variant != "step", variant == "general"
@@ -63,15 +61,15 @@ def source(dtype: str, variant: str, chosen: Any, slack: int = 64) -> Any:
         ("x", "weight", "bias", "basis", "coef", "dense", "grad_weight", "grad_bias", "grad_coef"), element
     )
     types |= dict.fromkeys(("label_weight", "pos_weight", "row_factor", "out_scale", "slabs", "row_sums"), "*fp32")
-    types |= {"marks": "*i32", "totals": "*fp64", "scale": "fp32"}
+    types |= {"marks": "*i32", "indices": "*i64", "offsets": "*i64", "totals": "*fp64", "scale": "fp32"}
     params = (Asymmetric(3.5) if general else BCE()).kernel_params()
     assert params is not None
-    layout = {name: value for name, value in flash.layout(chosen).items() if name.isupper()}
-    constants = dict(
-        SLACK=slack, WIDTH=flash.width(slack), HAS_DFT=True, HAS_BIAS=rich, SPARSE=True, HAS_WEIGHT=general,
-        HAS_POS_WEIGHT=general, HAS_ROW_FACTOR=rich, SCALED=rich, ACCUMULATE=False, NEED_X=True, NEED_WEIGHT=True,
-        NEED_BIAS=rich, DTYPE=getattr(tl, dtype), PRECISION="tf32" if dtype == "float32" else "ieee",
-    ) | settings(params) | layout  # fmt: skip
+    constants = flash._keywords(
+        chosen, params._replace(weight=None, pos_weight=None), slack, getattr(torch, dtype), dft=True, bias=rich, sparse=True,
+        label_weight=general, pos_weight=general, row_factor=rich, scaled=rich, accumulate=False, need_x=True,
+        need_weight=True, need_bias=rich,
+    )  # fmt: skip
+    constants = {name: value for name, value in constants.items() if name.isupper()}
     names = flash_kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     attributes = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from sigkernels.backends.flash_kernels import MARKED, RANK, FlashLaunch, FlashSizes
+from sigkernels.backends.flash_kernels import RANK, FlashLaunch, FlashSizes
 from sigkernels.losses import BCE, Asymmetric, ElementwiseLoss, ElementwiseParams, Focal
 from sigkernels.losses.kernel_params import BCE_KIND, FOCAL_KIND
 
@@ -20,6 +23,11 @@ def loss_of(params: ElementwiseParams) -> ElementwiseLoss:
     return Asymmetric(params.gamma_neg, params.gamma_pos, params.clip, params.eps, params.detach_focus)
 
 
+def shaped(scratch: Any, *shape: int) -> Any:
+    """An array that comes as one row of numbers."""
+    return None if scratch is None else scratch.flatten()[: math.prod(shape)].view(shape)
+
+
 class ReferenceKernels:
     """``FlashKernels``. ``calls`` has the names of the launches."""
 
@@ -30,20 +38,13 @@ class ReferenceKernels:
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         return self._sizes
 
-    def mark(self, launch: FlashLaunch) -> None:
-        self.calls.append("mark")
-        assert launch.marks is not None and launch.indices is not None and launch.offsets is not None
-        launch.marks.zero_()
-        for row in range(launch.x.shape[0]):
-            mine = launch.indices[launch.offsets[row] : launch.offsets[row + 1]] - launch.label_start
-            for label in mine[(mine >= 0) & (mine < launch.weight.shape[0])].tolist():
-                bit = label % MARKED
-                launch.marks[label // MARKED, row] |= -(2**31) if bit == 31 else 1 << bit
-
     def fused_loss(self, launch: FlashLaunch) -> None:
         self.calls.append("fused_loss")
         loss, (m, _), x = loss_of(launch.params), launch.weight.shape, launch.x.double()
         assert launch.blocks == -(-m // launch.block_labels)
+        batch, slack, blocks = *x.shape, launch.blocks
+        row_sums, totals = shaped(launch.row_sums, blocks, batch), shaped(launch.totals, blocks)
+        slabs, everything = shaped(launch.slabs, blocks, batch, slack), self.targets(launch)
         for block in range(launch.blocks):
             part = slice(block * launch.block_labels, min((block + 1) * launch.block_labels, m))
             columns = slice(block * RANK, (block + 1) * RANK)
@@ -53,9 +54,9 @@ class ReferenceKernels:
                 z += launch.coef[:, columns].double() @ launch.basis[: len(weight)].double().T
             if launch.bias is not None:
                 z += launch.bias[part].double()
-            f, g = self.value_and_grad(launch, loss, z, self.targets(launch, part), part)
-            launch.row_sums[block] = f.sum(1)
-            launch.totals[block] = f.sum()
+            f, g = self.value_and_grad(launch, loss, z, everything[:, part], part)
+            row_sums[block] = f.sum(1)
+            totals[block] = f.sum()
             if launch.row_factor is not None:
                 g = g * launch.row_factor.double()[:, None]
             factor = launch.scale * (1.0 if launch.out_scale is None else float(launch.out_scale))
@@ -70,12 +71,12 @@ class ReferenceKernels:
                 for value in values[1:]:
                     values[0] = values[0] + value
                     if sums is not None:
-                        values[0] = sums[part].copy_(values[0])
+                        values[0] = shaped(sums, *out.shape)[part].copy_(values[0])
                 out[part] = values[0]
             if launch.grad_coef is not None and launch.basis is not None:
                 launch.grad_coef[:, columns] = (g @ launch.basis[: len(weight)].double()).to(launch.grad_coef.dtype)
-            if launch.slabs is not None:
-                launch.slabs[block] = g @ weight
+            if slabs is not None:
+                slabs[block] = g @ weight
 
     def groups(self, rows: int) -> list[slice]:
         """The rows of a launch that a block has on chip together."""
@@ -83,13 +84,16 @@ class ReferenceKernels:
         return [slice(first, first + group) for first in range(0, rows, group)]
 
     @staticmethod
-    def targets(launch: FlashLaunch, part: slice) -> Tensor:
-        """``[B, labels]`` float64, from the marks where there are sets."""
+    def targets(launch: FlashLaunch) -> Tensor:
+        """``[B, m]`` float64."""
         if launch.dense is not None:
-            return launch.dense[:, part].double()
-        assert launch.marks is not None
-        bits = (launch.marks[:, None, :] >> torch.arange(MARKED, dtype=torch.int32)[:, None]) & 1
-        return bits.reshape(-1, launch.marks.shape[1])[part].T.double()
+            return launch.dense.double()
+        assert launch.indices is not None and launch.offsets is not None
+        y = torch.zeros(launch.x.shape[0], launch.weight.shape[0], dtype=torch.float64)
+        for row, of_row in enumerate(y):
+            mine = launch.indices[launch.offsets[row] : launch.offsets[row + 1]] - launch.label_start
+            of_row[mine[(mine >= 0) & (mine < len(of_row))]] = 1
+        return y
 
     @staticmethod
     def value_and_grad(
@@ -109,8 +113,9 @@ class ReferenceKernels:
         self.calls.append("finish")
         factor = launch.scale * (1.0 if launch.out_scale is None else float(launch.out_scale))
         if grad_x is not None:
-            assert launch.slabs is not None
-            grad_x.copy_(launch.slabs.double().sum(0) * factor)
-        rows.copy_(launch.row_sums.double().sum(0))
+            slabs = shaped(launch.slabs, launch.blocks, *launch.x.shape)
+            assert slabs is not None
+            grad_x.copy_(slabs.double().sum(0) * factor)
+        rows.copy_(shaped(launch.row_sums, launch.blocks, len(rows)).double().sum(0))
         if value is not None:
-            value.copy_(launch.totals.sum() * launch.scale)
+            value.copy_(shaped(launch.totals, launch.blocks).sum() * launch.scale)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...layer import Layer
 from ...losses import ColumnLoss, ElementwiseLoss
+from .. import flash_pass
 from ..gpu_paths import LossShape, choose_path
 from ..interface import ColumnResult, LMLSteps, LossCall, LossResult, Operation
 from ..library_backend import LibraryBackend
@@ -53,10 +54,11 @@ class TritonBackend(LibraryBackend):
         """The flash kernel where it is the faster path and applies, else the library path."""
         shape = LossShape.of(call.x, call.layer.weight, call.layer.meta)
         if choose_path(shape, ("flash", "library")).path == "flash":
-            from . import flash
+            from .flash import kernels_for
 
-            if flash.applies(call) is None:
-                return flash.fused_loss(call)
+            kernels = kernels_for(call, shape)
+            if not isinstance(kernels, str):
+                return flash_pass.fused_loss(call, kernels)
         return super().fused_loss(call)
 
     def pointwise(self) -> Pointwise:

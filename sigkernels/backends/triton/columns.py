@@ -15,7 +15,7 @@ from ..library_pass import GradientSums, Slopes
 from ..library_walk import Chunk, LabelWalk, without_autocast
 from . import configs, interpreted
 from .kernels.columns import columns_kernel
-from .kernels.flash import mark_kernel
+from .kernels.targets import mark_kernel
 from .pointwise import Targets, on, two_floats
 
 
@@ -104,7 +104,7 @@ class _Columns:
             if self._targets.sparse:
                 words, marks = -(-z.shape[1] // 32), configs.MARKS
                 mark_kernel[-(-words // marks["WORDS"]), -(-walk.batch // marks["ROWS"])](
-                    indices, offsets, self._marks, layer.label_start + chunk.start, walk.batch, words, **marks
+                    indices, offsets, self._marks, layer.label_start + chunk.start, walk.batch, z.shape[1], **marks
                 )
             columns_kernel[(triton.cdiv(z.shape[1], self._config.BN),)](
                 z, g, z.stride(0), walk.x, walk.x.stride(0), bias, self._marks, *dense, *settings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -13,16 +13,17 @@ from torch import Tensor
 from ...labels import LabelSets
 from ...losses import ElementwiseParams
 from ...losses.kernel_params import BCE_KIND
-from ..flash_kernels import FlashLaunch, FlashSizes
-from ..flash_pass import fused_loss as flash_pass
+from ..flash_kernels import RANK, FlashLaunch, FlashSizes
 from ..flash_pass import rank_refusal, refusal
-from ..interface import LossCall, LossResult
+from ..gpu_paths import LossShape
+from ..interface import LossCall
 from . import interpreted
-from .kernels.flash import finish_kernel, flash_kernel, mark_kernel
+from .kernels.flash import finish_kernel, flash_kernel
 from .kernels.losses import settings
+from .pointwise import on
 
-_MARKS = {"WORDS": 64, "ROWS": 32}
-_SUMS = {"BLOCK": 64, "PARTS": 32}
+_MARKS = {"WORDS": 8, "ENTRIES": 16}  # words that are cleared, and entries of each row that are read, at a time
+_FEW = 128  # rows
 _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -67,33 +68,41 @@ def is_plain(params: ElementwiseParams, sparse: bool) -> bool:
     return params.kind == BCE_KIND and sparse and not settings
 
 
-def applies(call: LossCall) -> str | None:
-    """``None`` where the flash kernels do this loss, else one sentence: why it takes the library path."""
+def kernels_for(call: LossCall, shape: LossShape) -> TritonFlash | str:
+    """The kernels for this loss, or one sentence: why it takes the library path."""
     if (reason := refusal(call)) is not None:
         return reason
-    x, slack = call.x, call.layer.weight.shape[1]
     params = call.loss.kernel_params()
     assert isinstance(params, ElementwiseParams)
-    kernels = TritonFlash.of(call, params)
-    if slack > WIDEST:
-        return f"the flash kernel in Triton takes up to {WIDEST} slack columns, not {slack}"
+    return _kernels_of(shape, is_plain(params, isinstance(call.targets, LabelSets)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _kernels_of(of: LossShape, plain: bool) -> TritonFlash | str:
+    return _refusal_of(of, plain) or TritonFlash(shape(_kind(of.dtype), width(of.slack), of.rows, plain))
+
+
+def _refusal_of(of: LossShape, plain: bool) -> str | None:
+    if of.slack > WIDEST:
+        return f"the flash kernel in Triton takes up to {WIDEST} slack columns, not {of.slack}"
     if torch.version.hip:
         return "the shapes of the flash kernel in Triton were chosen for NVIDIA's devices"
-    if (_kind(x.dtype), kernels.plain) not in SHAPES:
+    if (_kind(of.dtype), plain) not in SHAPES:
         return "the flash kernel in Triton multiplies tf32 for BCE of label sets without weights alone"
-    chosen = kernels.shape(x, slack)
-    if x.shape[0] > _LAUNCHES * chosen.BM:
-        return f"the flash kernel in Triton takes up to {_LAUNCHES * chosen.BM} rows of this loss, not {x.shape[0]}"
-    if x.is_cuda and chosen.shared > _shared_memory(x.device):
+    chosen = shape(_kind(of.dtype), width(of.slack), of.rows, plain)
+    if of.rows > _LAUNCHES * chosen.BM:
+        return f"the flash kernel in Triton takes up to {_LAUNCHES * chosen.BM} rows of this loss, not {of.rows}"
+    if of.device.type == "cuda" and chosen.shared > _shared_memory(of.device):
         return f"the flash kernel in Triton takes {chosen.shared} bytes of shared memory, more than a block has here"
-    return rank_refusal(call.layer, x.dtype, kernels.sizes(x, slack, call.layer.k >= 0))
+    return rank_refusal(of.meta, of.labels, of.dtype, _sizes(chosen, of.device))
 
 
-def fused_loss(call: LossCall) -> LossResult:
-    """An elementwise loss and its gradients, where the kernels apply."""
-    params = call.loss.kernel_params()
-    assert isinstance(params, ElementwiseParams)
-    return flash_pass(call, params, TritonFlash.of(call, params))
+@functools.cache
+def _sizes(chosen: Shape, device: torch.device) -> FlashSizes:
+    blocks = 3  # the interpreter's
+    if device.type == "cuda":
+        blocks = chosen.resident * torch.cuda.get_device_properties(device).multi_processor_count
+    return FlashSizes(chosen.BN, chosen.BM, blocks, chosen.BM)
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -109,68 +118,54 @@ def _kind(dtype: torch.dtype) -> str:
 class TritonFlash(NamedTuple):
     """``FlashKernels`` in Triton."""
 
-    plain: bool  # the losses that it is asked for
-    rows: int  # of the whole batch: all its launches have one shape
-
-    @classmethod
-    def of(cls, call: LossCall, params: ElementwiseParams) -> TritonFlash:
-        """The kernels for a call."""
-        return cls(is_plain(params, isinstance(call.targets, LabelSets)), call.x.shape[0])
-
-    def shape(self, x: Tensor, slack: int) -> Shape:
-        """How a program of this batch is laid out."""
-        return shape(_kind(x.dtype), width(slack), self.rows, self.plain)
+    chosen: Shape  # of all launches of a call
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
-        made = self.shape(x, slack)
-        blocks = 3  # the interpreter's
-        if x.is_cuda:
-            blocks = made.resident * torch.cuda.get_device_properties(x.device).multi_processor_count
-        return FlashSizes(made.BN, made.BM, blocks, made.BM)
-
-    def mark(self, launch: FlashLaunch) -> None:
-        marks = launch.marks
-        assert marks is not None
-        words, batch = marks.shape
-        grid = triton.cdiv(words, _MARKS["WORDS"]), triton.cdiv(batch, _MARKS["ROWS"])
-        with _on(launch.x):
-            mark_kernel[grid](launch.indices, launch.offsets, marks, launch.label_start, batch, words, **_MARKS)
+        return _sizes(self.chosen, x.device)
 
     def fused_loss(self, launch: FlashLaunch) -> None:
-        x, spare = launch.x, launch.x
+        x = launch.x
         batch, slack = x.shape
-        chosen = self.shape(x, slack)
         optional = (
-            launch.bias, launch.basis, launch.coef, launch.marks, launch.dense, launch.label_weight, launch.pos_weight,
-            launch.row_factor, launch.out_scale, launch.grad_weight, launch.grad_bias, launch.grad_coef, launch.slabs,
+            launch.bias, launch.basis, launch.coef, launch.indices, launch.offsets, launch.marks, launch.dense, launch.label_weight,
+            launch.pos_weight, launch.row_factor, launch.out_scale,
+            launch.grad_weight, launch.grad_bias, launch.grad_coef, launch.slabs,
         )  # fmt: skip
-        pointers = [spare if tensor is None else tensor for tensor in optional]
-        if launch.dense is not None and launch.dense.dtype == torch.bool:
-            pointers[4] = launch.dense.view(torch.uint8)
-        strides = [tensor.stride(0) if tensor is not None else 0 for tensor in (x, launch.coef, launch.dense)]
-        with _on(x):
+        pointers = [x if tensor is None else tensor for tensor in optional]
+        dense, params = launch.dense, launch.params
+        if params.weight is not None or params.pos_weight is not None:
+            params = params._replace(weight=None, pos_weight=None)
+        if dense is not None and dense.dtype == torch.bool:
+            pointers[6] = dense.view(torch.uint8)
+        with on(x):
             flash_kernel[(launch.blocks,)](
-                x, launch.weight, *pointers, launch.row_sums, launch.totals,
-                *strides, batch, launch.weight.shape[0], launch.block_labels, launch.scale,
-                SLACK=slack, WIDTH=width(slack), **layout(chosen), **options(launch), **settings(launch.params),
+                x, launch.weight, *pointers, launch.row_sums, launch.totals, x.stride(0), launch.blocks * RANK,
+                0 if dense is None else dense.stride(0), launch.label_start, batch, launch.weight.shape[0],
+                launch.block_labels, launch.scale, **_keywords(
+                    self.chosen, params, slack, x.dtype, launch.basis is not None, launch.bias is not None, dense is None,
+                    launch.label_weight is not None, launch.pos_weight is not None, launch.row_factor is not None,
+                    launch.out_scale is not None, launch.accumulate, launch.slabs is not None,
+                    launch.grad_weight is not None, launch.grad_bias is not None,
+                ),
             )  # fmt: skip
 
     def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
         batch, slack = launch.x.shape
-        spare = launch.row_sums
-        sums = triton.cdiv(batch * slack, _SUMS["BLOCK"]) if grad_x is not None else 0
-        with _on(launch.x):
-            finish_kernel[(sums + triton.cdiv(batch, _SUMS["BLOCK"]),)](
+        spare, layout = launch.row_sums, sums(batch)
+        block = layout["BLOCK"]
+        with on(launch.x):
+            finish_kernel[((0 if grad_x is None else -(-batch * slack // block)) + -(-batch // block),)](
                 spare if launch.slabs is None else launch.slabs, launch.row_sums, launch.totals,
                 spare if launch.out_scale is None else launch.out_scale, spare if grad_x is None else grad_x, rows,
                 rows if value is None else value, 0 if grad_x is None else grad_x.stride(0), batch, launch.blocks,
                 launch.scale, SLACK=slack, NEED_X=grad_x is not None, SCALED=launch.out_scale is not None,
-                HAS_VALUE=value is not None, DTYPE=operand(launch.x.dtype), **_SUMS,
+                HAS_VALUE=value is not None, DTYPE=operand(launch.x.dtype), **layout,
             )  # fmt: skip
 
 
-def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+def sums(batch: int) -> dict[str, int]:
+    """Outputs of a program of the last kernel, and blocks that it adds up at a time."""
+    return {"BLOCK": 32, "PARTS": 64} if batch <= _FEW else {"BLOCK": 64, "PARTS": 32}
 
 
 def layout(chosen: Shape) -> dict[str, int]:
@@ -184,21 +179,20 @@ def operand(dtype: torch.dtype) -> Any:
     return tl.float32 if interpreted() and dtype == torch.bfloat16 else _TYPES[dtype]
 
 
-def options(launch: FlashLaunch) -> dict[str, Any]:
-    """The constants that say what a launch has and needs."""
-    dtype = launch.x.dtype
-    return {
-        "HAS_DFT": launch.basis is not None,
-        "HAS_BIAS": launch.bias is not None,
-        "SPARSE": launch.dense is None,
-        "HAS_WEIGHT": launch.label_weight is not None,
-        "HAS_POS_WEIGHT": launch.pos_weight is not None,
-        "HAS_ROW_FACTOR": launch.row_factor is not None,
-        "SCALED": launch.out_scale is not None,
-        "ACCUMULATE": launch.accumulate,
-        "NEED_X": launch.slabs is not None,
-        "NEED_WEIGHT": launch.grad_weight is not None,
-        "NEED_BIAS": launch.grad_bias is not None,
-        "DTYPE": operand(dtype),
-        "PRECISION": "tf32" if dtype == torch.float32 and not torch.version.hip else "ieee",
-    }
+def precision(dtype: torch.dtype) -> str:
+    """How float32 is multiplied."""
+    return "tf32" if dtype == torch.float32 and not torch.version.hip else "ieee"
+
+
+@functools.lru_cache(maxsize=256)
+def _keywords(
+    chosen: Shape, params: ElementwiseParams, slack: int, dtype: torch.dtype, dft: bool, bias: bool, sparse: bool, label_weight: bool,
+    pos_weight: bool, row_factor: bool, scaled: bool, accumulate: bool, need_x: bool, need_weight: bool, need_bias: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """The constants and options of a launch: the same at every step, made once."""
+    return settings(params) | layout(chosen) | _MARKS | {
+        "SLACK": slack, "WIDTH": width(slack), "HAS_DFT": dft, "HAS_BIAS": bias,
+        "SPARSE": sparse, "HAS_WEIGHT": label_weight, "HAS_POS_WEIGHT": pos_weight, "HAS_ROW_FACTOR": row_factor,
+        "SCALED": scaled, "ACCUMULATE": accumulate, "NEED_X": need_x, "NEED_WEIGHT": need_weight, "NEED_BIAS": need_bias,
+        "DTYPE": operand(dtype), "PRECISION": precision(dtype),
+    }  # fmt: skip

@@ -1,7 +1,7 @@
 """The flash kernel: all labels of a block pass by the rows that it keeps on chip (``backends/flash_kernels.py``).
 
-A program keeps its BM rows of x and of coef, and their gradients, in registers. Per step of BN labels it reads
-``[weight | basis]`` once, stages ahead, and writes their rows of grad_weight.
+A program marks the positives of its labels as bits. Then it keeps its BM rows of x and of coef, and their gradients, in
+registers. Per step of BN labels it reads ``[weight | basis]`` once, stages ahead, and writes their rows of grad_weight.
 
 For BCE of plain sets a loss takes one exponential, e = exp(-|z|), and one reciprocal square root: σ(|z|) = 1/(1+e),
 σ(-|z|) = e/(1+e), softplus(z) = max(z, 0) + log(1+e). The logarithms of a row's labels are one, of the product of the
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from .losses import value_and_grad
+from .targets import mark_positives
 
 RANK: tl.constexpr = tl.constexpr(16)
 
@@ -71,14 +72,16 @@ def plain_bce(z, sign):
     return with_sign(slope, sign), loss
 
 
-@triton.jit(do_not_specialize=["batch", "labels", "block_labels"])
+@triton.jit(do_not_specialize=["label_start", "batch", "labels", "block_labels"])
 def flash_kernel(
     x,  # [B, s], x_stride
     weight,  # [m, s]
     bias,  # [m]
     basis,  # [T+1, 16]
     coef,  # [B, blocks · 16], coef_stride
-    marks,  # [words, B] int32
+    indices,  # int64 [nnz] global labels, ascending in each row
+    offsets,  # int64 [B+1]
+    marks,  # [blocks · T / 32, B] int32, made here
     dense,  # [B, m], dense_stride
     label_weight, pos_weight,  # [m]
     row_factor,  # [B]
@@ -89,8 +92,9 @@ def flash_kernel(
     slabs,  # [blocks, B, s]
     row_sums,  # [blocks, B]
     totals,  # [blocks] float64
-    x_stride, coef_stride, dense_stride, batch, labels, block_labels, scale,
+    x_stride, coef_stride, dense_stride, label_start, batch, labels, block_labels, scale,
     SLACK: tl.constexpr, WIDTH: tl.constexpr,  # columns, and the power of two that holds them
+    WORDS: tl.constexpr, ENTRIES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
     HAS_DFT: tl.constexpr, HAS_BIAS: tl.constexpr, SPARSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     HAS_POS_WEIGHT: tl.constexpr, HAS_ROW_FACTOR: tl.constexpr, SCALED: tl.constexpr, ACCUMULATE: tl.constexpr,
@@ -106,6 +110,7 @@ def flash_kernel(
     first = block * block_labels
     count = tl.minimum(labels - first, block_labels).to(tl.int32)
     weight += first * SLACK
+    coef += block * RANK
     grad_weight += first * SLACK
     bias += first
     grad_bias += first
@@ -113,17 +118,21 @@ def flash_kernel(
     pos_weight += first
     dense += first
     marks += first // 32 * batch
-    coef += block * RANK
     r, c, j, d = tl.arange(0, BM), tl.arange(0, WIDTH)[None, :], tl.arange(0, BN), tl.arange(0, RANK)[None, :]
 
     inside = r < batch
     in_row = inside[:, None] & (c < SLACK)
+    # What comes before the loop waits for memory alone, so all of it is asked for first.
     rows = tl.load(x + (r[:, None] * x_stride + c), mask=in_row, other=0.0).to(DTYPE)
-    grad_rows = tl.zeros((BM, WIDTH), tl.float32)
     if HAS_DFT:
-        waves = tl.load(coef + (r[:, None] * coef_stride + d), mask=inside[:, None], other=0.0)
-        coefs = tl.where(d == RANK - 1, 1.0, waves).to(DTYPE)
+        coefs = tl.load(coef + (r[:, None] * coef_stride + d), mask=inside[:, None], other=0.0)
+        coefs = tl.where(d == RANK - 1, 1.0, coefs).to(DTYPE)
         grad_coefs = tl.zeros((BM, RANK), tl.float32)
+    if SPARSE:
+        words = tl.cdiv(count, BN) * BN // 32
+        mark_positives(indices, offsets, marks, r, inside, batch, first + label_start, count, words, WORDS, ENTRIES)
+        tl.debug_barrier()  # threads read what others have written
+    grad_rows = tl.zeros((BM, WIDTH), tl.float32)
     if HAS_ROW_FACTOR:
         row_factors = tl.load(row_factor + r, mask=inside, other=0.0)[:, None]
     if NEED_BIAS:
@@ -203,39 +212,6 @@ def flash_kernel(
             tl.store(grad_coef + (r[:, None] * coef_stride + d), made, mask=inside[:, None])
     tl.store(row_sums + block * batch + r, losses, mask=inside)
     tl.store(totals + block, tl.sum(tl.where(inside, losses, 0.0).to(tl.float64), 0))
-
-
-@triton.jit(do_not_specialize=["label_start", "batch", "words"])
-def mark_kernel(
-    indices,  # [nnz] int64, ascending in each row
-    offsets,  # [B+1] int64
-    marks,  # [words, B]
-    label_start, batch, words,
-    WORDS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The positives of ROWS rows in WORDS words of 32 labels, as bits."""
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    word0 = tl.program_id(0) * WORDS
-    word = word0 + tl.arange(0, WORDS)[:, None]
-    in_batch = row < batch
-    begin = label_start + word0.to(tl.int64) * 32
-    low = tl.load(offsets + row, mask=in_batch, other=0)
-    end = tl.load(offsets + row + 1, mask=in_batch, other=0)
-    high = end
-    while tl.max(high - low, 0) > 0:  # where the labels from `begin` on start
-        middle = (low + high) // 2
-        before = (low < high) & (tl.load(indices + middle, mask=low < high, other=0) < begin)
-        low = tl.where(before, middle + 1, low)
-        high = tl.where(before, high, middle)
-    bits = tl.zeros((WORDS, ROWS), tl.int32)
-    place = tl.load(indices + low, mask=low < end, other=begin + WORDS * 32) - begin
-    while tl.min(place, 0) < WORDS * 32:
-        at = place.to(tl.int32)
-        here = word - word0 == (at // 32)[None, :]
-        bits |= tl.where(here & (place < WORDS * 32)[None, :], (1 << (at & 31))[None, :], 0)
-        low += 1
-        place = tl.load(indices + low, mask=low < end, other=begin + WORDS * 32) - begin
-    tl.store(marks + word.to(tl.int64) * batch + row[None, :], bits, mask=(word < words) & in_batch[None, :])
 
 
 @triton.jit(do_not_specialize=["grad_stride", "batch", "blocks"])

@@ -66,6 +66,54 @@ def negate_positives(
 
 
 @triton.jit
+def mark_positives(
+    indices, offsets,
+    marks,  # [≥ words, batch] int32, out
+    row, in_row, batch, first, labels, words, WORDS: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """The positives of the rows among so many labels from ``first`` on, as bits of so many words.
+
+    Entries are read ENTRIES at a time: most rows have few more, and a search in them would wait for memory at every step.
+    """
+    low = tl.load(offsets + row, mask=in_row, other=0)
+    end = tl.load(offsets + row + 1, mask=in_row, other=0)
+    for start in range(0, words, WORDS):
+        word = start + tl.arange(0, WORDS)[:, None]
+        nothing = tl.zeros((WORDS, row.shape[0]), tl.int32)
+        tl.store(marks + word.to(tl.int64) * batch + row[None, :], nothing, mask=(word < words) & in_row[None, :])
+    high = end
+    while tl.max(high - low, axis=0) > ENTRIES:
+        middle = (low + high) >> 1
+        far = high - low > ENTRIES
+        below = far & (tl.load(indices + middle, mask=far, other=0) < first)
+        low = tl.where(below, middle, low)
+        high = tl.where(far & (below == 0), middle, high)
+    tl.debug_barrier()  # marks are empty
+    while tl.max(end - low, axis=0) > 0:
+        at = low[:, None] + tl.arange(0, ENTRIES)[None, :]
+        label = tl.load(indices + at, mask=at < end[:, None], other=9223372036854775807) - first
+        here = (label >= 0) & (label < labels)
+        bit = tl.where(here, label, 0).to(tl.int32)
+        tl.atomic_or(marks + (bit // 32).to(tl.int64) * batch + row[:, None], 1 << (bit & 31), mask=here, sem="relaxed")
+        low = tl.where(tl.max(label, axis=1) < labels, low + ENTRIES, end)
+
+
+@triton.jit(do_not_specialize=["label_start", "batch", "labels"])
+def mark_kernel(
+    indices, offsets, marks, label_start, batch, labels,
+    WORDS: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """The positives among a layer's labels, ``marks [ceil(labels / 32), B]``: ROWS rows in WORDS words."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    word = tl.program_id(0) * WORDS
+    first = (tl.zeros((), tl.int64) + word) * 32 + label_start
+    marks += word.to(tl.int64) * batch
+    words = tl.minimum(tl.cdiv(labels, 32) - word, WORDS)
+    count = tl.minimum(labels - word * 32, WORDS * 32)
+    mark_positives(indices, offsets, marks, row, row < batch, batch, first, count, words, WORDS, ENTRIES)
+
+
+@triton.jit
 def sign_changes(a, b):
     """All bits zero but the sign, which is set where those of a and b, else the same numbers, differ."""
     if a.dtype == tl.float64:
