@@ -47,7 +47,12 @@ def product_seconds(machine: str, dtype: str, batch: int, work: Product) -> floa
 _POINTERS = dict.fromkeys(
     ("z", "label_weight", "label_pos_weight", "row_scale", "row_sums", "totals", "value", "wide"), "*fp32"
 )
-_POINTERS |= dict.fromkeys(("indices", "offsets", "unknown"), "*i64") | {"rows": "*fp64"}
+_POINTERS |= dict.fromkeys(("indices", "offsets", "unknown", "best_labels"), "*i64") | {
+    "rows": "*fp64",
+    "values": "*fp64",
+}
+_POINTERS |= dict.fromkeys(("betas", "etas", "column_sums"), "*fp32") | {"marks": "*i32", "best_keys": "*i32"}
+_POINTERS |= dict.fromkeys(("pooled", "sums", "grad_beta", "grad_eta"), "*fp64")
 _NUMBERS = dict.fromkeys(("constant", "scale", "scale_low"), "fp32")
 # A program finds the positives of its rows in three steps; each positive is one pass of a loop, at most one in a tile.
 # A number of each row is a sector of L2 for each; every other entry of a search lies in a sector that L1 has. All programs
@@ -83,7 +88,7 @@ _FINISH: dict[str, Any] = {
 
 
 @functools.cache
-def _compiled(kernel: Any, dtype: str, warps: int, **constants: Any) -> tuple[Any, int, int]:
+def compiled(kernel: Any, dtype: str, warps: int, **constants: Any) -> tuple[Any, int, int]:
     """Machine code, registers and bytes of shared memory of a pointwise kernel."""
     element = {"bf16": "*bf16", "tf32": "*fp32"}[dtype]
     types = {n: _POINTERS.get(n) or _NUMBERS.get(n) or "i32" for n in kernel.arg_names if not n.isupper()}
@@ -103,7 +108,7 @@ def _elementwise_seconds(machine: str, dtype: str, programs: int, each: int, pos
 
     warps, limit = settings.pop("num_warps"), settings.pop("maxnreg", 0)
     assert not limit, "gpumodel compiles without a limit of registers"
-    code, registers, shared = _compiled(elementwise_kernel, dtype, warps, **settings)
+    code, registers, shared = compiled(elementwise_kernel, dtype, warps, **settings)
     known = dict(warps=warps, tiles=programs, registers=registers, shared=shared, each=each, positives=positives)
     seconds: float = report.predict(code, _WALK, MACHINES[machine], **known).seconds
     return seconds + LAUNCH
@@ -116,7 +121,7 @@ def _finish_seconds(
     from sigkernels.backends.triton.kernels.elementwise import finish_kernel
 
     warps = settings.pop("num_warps")
-    code, registers, shared = _compiled(finish_kernel, dtype, warps, **settings)
+    code, registers, shared = compiled(finish_kernel, dtype, warps, **settings)
     loops = dict(
         passes=-(-parts // settings["PARTS"]), steps=-(-count // settings["COUNT"]),
         shares=-(-size // (settings["SHARE"] * programs)),

@@ -98,6 +98,40 @@ def predict(bar: Bar, dtype: str, machine: str) -> dict[str, Any]:
     return entry
 
 
+def predict_others(machines: list[str]) -> list[dict[str, Any]]:
+    """What is not an elementwise loss, in bfloat16."""
+    import gpu_model_others
+
+    found = []
+    for name, operation in gpu_model_others.OPERATIONS.items():
+        for n, k, s, rows in gpu_model_others.CASES:
+            for machine in machines:
+                times = operation(machine, "bf16", n, k, s, rows)
+                microseconds = {
+                    who: None if step is None else round(step * 1e6, 1)
+                    for who, step in times._asdict().items()
+                    if who != "launches"
+                }
+                found.append(
+                    dict(operation=name, n=n, k=k, s=s, B=rows, machine=machine, launches=times.launches) | microseconds
+                )
+                print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    return found
+
+
+def page_of_others(entries: list[dict[str, Any]]) -> str:
+    """Their table."""
+    machines = list(dict.fromkeys(entry["machine"] for entry in entries))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        times = [entry["ours"], entry["eager"], *([entry["compiled"]] if entry["compiled"] else [])]
+        case = str(Bar(entry["n"], entry["k"], entry["s"], entry["B"], 0))
+        cell = " / ".join(map(_short, times)) + f" ({entry['launches']})"
+        rows.setdefault((entry["operation"], case), []).append(cell)
+    lines = [f"| operation | case | {' | '.join(machines)} |", f"|---|---|{'---|' * len(machines)}"]
+    return "\n".join(lines + [f"| {name} | {case} | {' | '.join(cells)} |" for (name, case), cells in rows.items()])
+
+
 def page(entries: list[dict[str, Any]]) -> str:
     """The table of docs/gpu.md."""
     machines = list(dict.fromkeys(entry["machine"] for entry in entries))
@@ -168,11 +202,13 @@ def _dft(entries: list[dict[str, Any]]) -> str:
     return f"Time with the DFT part over that without, {verdict}: {_ranges(added)}."
 
 
-def fill(text: str) -> None:
+def fill(**texts: str) -> None:
     """Replaces what stands between the marks of the page."""
-    before = PAGE.read_text(encoding="utf-8")
-    after = re.sub(r"(<!-- gpu -->\n).*?(<!-- /gpu -->)", lambda m: m[1] + text + "\n" + m[2], before, flags=re.DOTALL)
-    PAGE.write_text(after, encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    for mark, text in texts.items():
+        between = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
+        page = re.sub(between, lambda m, text=text: m[1] + text + "\n" + m[2], page, flags=re.DOTALL)  # type: ignore[misc]
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def write_table(machines: list[str]) -> None:
@@ -211,9 +247,13 @@ def main() -> None:
                 for machine in a.machine:
                     entries.append(predict(bar, dtype, machine))
                     print(json.dumps(entries[-1]), file=sys.stderr, flush=True)
-        lines = ",\n".join(" " + json.dumps(entry) for entry in entries)
-        RESULT.write_text(f'{{"command": {json.dumps(COMMAND)}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
-    fill(page(json.loads(RESULT.read_text(encoding="utf-8"))["entries"]))
+        parts = {"entries": entries, "others": predict_others(a.machine)}
+        texts = (
+            f'"{name}": [\n' + ",\n".join(" " + json.dumps(e) for e in part) + "\n]" for name, part in parts.items()
+        )
+        RESULT.write_text(f'{{"command": {json.dumps(COMMAND)}, {", ".join(texts)}}}\n', encoding="utf-8")
+    result = json.loads(RESULT.read_text(encoding="utf-8"))
+    fill(gpu=page(result["entries"]), others=page_of_others(result["others"]))
 
 
 if __name__ == "__main__":
