@@ -163,6 +163,14 @@ def test_dense_targets_of_any_dtype_and_layout(cuda_on_host):
             assert all(torch.equal(a, b) for a, b in zip(got[:4], want[:4], strict=True)), kind
 
 
+def test_labels_of_other_shards(cuda_on_host):
+    """Sets hold positives just before the layer's labels and just behind them."""
+    p = problem(Size(2, 1000, 3, 4, start=100, rows=200), torch.float16)
+    for lists in ([[97, 99, 100, 131, 163, 299], [300, 301, 320]], [[98], list(range(90, 330))]):
+        q = p._replace(targets=sk.LabelSets.from_lists(lists, 1000))
+        check(q, BCE(), fused(cuda_on_host, q, BCE()))
+
+
 def test_views(cuda_on_host):
     """x may be part of a wider tensor, at any alignment; weight and bias of longer ones."""
     p = problem(Size(9, 100, -1, 32, bias=True), torch.bfloat16)
