@@ -338,8 +338,9 @@ def _flash_step(
             moved = n * s * (size + (8 if batch > sizes.rows else size)) + n * rows / 8
             if n * s * (size + 4) > 0.7 * m.l2_mib * 2**20:
                 moved += (groups - 1) * n * s * (size + 8)
+            # Outside the loop: x and coef in, slabs out, two latencies of memory each way of a group.
             around = 0.0
-            if finish is None:  # outside the loop: x and coef in, slabs out, two latencies of memory each way of a group
+            if finish is None:
                 around = groups * 4 * m.l2 / (m.ghz * 1e9) + _slab_seconds(m, blocks * rows * s * 4)
             seconds += max(kernel(rows), moved / m.hbm) + around + LAUNCH
         elif launch.name == "finish":
