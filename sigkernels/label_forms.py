@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from .operator_dispatch import by_operator
 from .validation import check_int, check_num_labels, refuse_meta
+
+if TYPE_CHECKING:
+    from .labels import LabelSets
 
 # -- compressed rows: their contract -------------------------------------------------------------------------------
 
@@ -73,6 +76,13 @@ def check_values(name: str, indices: Tensor, offsets: Tensor, num_labels: int) -
             check_sets(indices, offsets, num_labels)
         except ValueError as error:
             raise ValueError(f"{name} are not valid label sets: {error}; build them with LabelSets(…)") from None
+
+
+def checked_sets(sets: LabelSets) -> tuple[Tensor, Tensor]:
+    """(indices, offsets) after ``check_values``: for kernels that trust them, which an interpreter runs on the CPU."""
+    indices, offsets = sets.unchecked()
+    check_values("targets", indices, offsets, sets.num_labels)
+    return indices, offsets
 
 
 def checked_rows(indices: Tensor, offsets: Tensor, num_labels: int) -> Tensor:

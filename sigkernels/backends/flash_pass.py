@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..dft_plan import plan
+from ..label_forms import checked_sets
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, ElementwiseParams
@@ -226,7 +227,7 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
     weight, device, out_dtype = layer.weight.contiguous(), x.device, gradient_dtype(x.dtype)
     batch, columns, (m, slack) = x.shape[0], layer.dft_columns, weight.shape
     sets = call.targets if isinstance(call.targets, LabelSets) else None
-    indices, offsets = (None, None) if sets is None else sets.unchecked()
+    indices, offsets = (None, None) if sets is None else checked_sets(sets)
     dense = _packed(call.targets) if sets is None else None
     sizes = kernels.sizes(x, slack, columns > 0)
     cut = plan_of(m, slack, batch, columns > 0, call.needs, sets is not None, x.dtype, sizes)

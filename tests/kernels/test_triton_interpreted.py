@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import sigkernels as sk
 from sigkernels import losses
 from sigkernels.backends import LossCall
 from sigkernels.labels import LabelSets
-from sigkernels.losses import BCE
+from sigkernels.losses import BCE, LMLNLL, SigmoidF1
 
 from .problems import Size, check, check_confusion, confusion_losses, error, problem, truth
 from .redzone import RedZones
@@ -43,7 +44,7 @@ def children() -> dict[str, subprocess.CompletedProcess[str]]:
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=0"]
     environment = {**ENVIRONMENT, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     with ThreadPoolExecutor(len(parts)) as pool:
-        done = pool.map(lambda what: run([*pytest_, *what], env=environment), parts.values())
+        done = pool.map(lambda part: run([*pytest_, *part], env=environment), parts.values())
         return dict(zip(parts, done, strict=True))
 
 
@@ -328,6 +329,17 @@ def test_only_what_is_needed(triton):
         for needed, got, want in zip(needs, part.gradients, full.gradients, strict=True):
             assert (got is not None) == needed
             assert not needed or torch.equal(got, want)
+
+
+@inside
+@pytest.mark.parametrize("loss", [BCE(), SigmoidF1(), LMLNLL(2)], ids=lambda loss: type(loss).__name__)
+def test_sets_that_are_none_are_refused(triton, loss):
+    """On a CPU, where the interpreter runs; the kernels would follow them beyond their arrays."""
+    with sk.backend("triton"):
+        for indices, offsets in (([1, 5], [0, 10**6, 2]), ([1, 10**9], [0, 1, 2])):
+            sets = LabelSets.from_sorted(torch.tensor(indices), torch.tensor(offsets), 9)
+            with pytest.raises(ValueError, match="not valid label sets"):
+                sk.functional.linear_loss(torch.randn(2, 4), torch.randn(9, 4), sets, loss=loss)
 
 
 @inside

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...label_forms import checked_sets
 from ...labels import LabelSets
 from ...losses import ElementwiseParams
 from ...partial_labels import PartialTargets
@@ -52,7 +53,7 @@ class Targets:
         self._dense = targets if isinstance(targets, Tensor) else spare
         if self._dense.dtype == torch.bool:
             self._dense = self._dense.view(torch.uint8)
-        sets = targets.unchecked() if isinstance(targets, LabelSets) else (spare, spare)
+        sets = checked_sets(targets) if isinstance(targets, LabelSets) else (spare, spare)
         self._sets = (*sets, spare if flags is None else flags.view(torch.uint8))
 
     def of(self, chunk: Chunk) -> tuple[Any, ...]:
