@@ -30,7 +30,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from scipy.optimize import linprog  # noqa: E402
 from scipy.stats import binom  # noqa: E402
-from verify_codes import compare_codes, compare_rules  # noqa: E402
+from verify_codes import compare_codes, compare_rules, compare_trained  # noqa: E402
 from verify_layers import CACHE, layer  # noqa: E402
 from verify_margins import PEERS, compare_margins  # noqa: E402
 
@@ -144,8 +144,9 @@ def radius(args: argparse.Namespace) -> list[dict]:
 
 
 def codes(args: argparse.Namespace) -> list[dict]:
-    """Heads with codes, random sets of ``--labels`` labels; then random-like layers under other rules."""
-    return compare_codes(args.labels, args.sets) + compare_rules(min(args.sets, 9))
+    """Heads with codes, random sets of ``--labels`` labels; trained layers as wide; random-like layers under other rules."""
+    rows = compare_codes(args.labels, args.sets) + compare_trained(args.labels, args.sets, args.cache)
+    return rows + compare_rules(min(args.sets, 9))
 
 
 def margin(args: argparse.Namespace) -> list[dict]:

@@ -1,14 +1,16 @@
-"""Radii of heads with codes and of random-like layers, for ``bench_verify.py codes``."""
+"""Radii of heads with codes, of trained layers with as many columns and of random-like ones, for ``bench_verify.py codes``."""
 
 from __future__ import annotations
 
 import json
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from verify_layers import layer
 
 from sigkernels import DFTHead
 from sigkernels.verify import verify
@@ -33,7 +35,7 @@ def random_sets(n: int, size: int, count: int) -> list[np.ndarray]:
 def measured(case: str, classifier: Any, sets: list[np.ndarray], **options: Any) -> dict:
     """Milliseconds of processor time per set, verdicts alone and with radii."""
     verify(classifier, sets[:1], radius=True, **options)  # page in
-    row: dict[str, Any] = {"case": case, "labels": len(sets[0]), "sets": len(sets)}
+    row: dict[str, Any] = {"case": case, "labels": float(np.mean([len(s) for s in sets])), "sets": len(sets)}
     for what in ("verdict", "radius"):
         began = time.process_time()
         report = verify(classifier, sets, radius=what == "radius", **options)
@@ -55,6 +57,23 @@ def compare_codes(labels: list[int], count: int) -> list[dict]:
         for case, classifier in classifiers.items()
         for size in labels
     ]
+
+
+def compare_trained(labels: list[int], count: int, cache: Path) -> list[dict]:
+    """Trained layers with as many columns as these heads: random sets, and held-out ones; those that are possible."""
+    rows = []
+    for columns in (257, 282, 442):
+        weight, held_out = layer("trained", LABELS, columns, cache=cache)
+        weight = weight.astype(np.float64)
+        asked = {
+            "random": [s for size in labels for s in random_sets(LABELS, size, count)],
+            "held-out": held_out[: 2 * count],
+        }
+        for name, sets in asked.items():
+            verdicts = verify(weight, sets).verdicts
+            possible = [s for s, verdict in zip(sets, verdicts, strict=True) if verdict == "ARGMAXABLE"][:count]
+            rows.append(measured(f"trained, {columns} columns, {name} sets", weight, possible))
+    return rows
 
 
 def compare_rules(count: int) -> list[dict]:

@@ -9,7 +9,7 @@ import pytest
 
 from sigkernels.codes import code_matrix, guarantee, guaranteed_size
 from sigkernels.labels import LabelSets
-from sigkernels.verify import Verdict, lp, pipeline, verify
+from sigkernels.verify import Verdict, lp, pipeline, verify, witness_check
 from sigkernels.verify.certificate import Certificate
 from sigkernels.verify.check import prove
 from sigkernels.verify.question import Question, dft_matrix
@@ -96,6 +96,22 @@ def test_no_closed_form_is_above_the_radius(coded):
 def test_larger_sets_go_to_the_other_stages(coded):
     report = coded(sets_of([6, 9, 12]))
     assert report.check() and set(report.verdicts) == {Verdict.ARGMAXABLE} and set(report.stage) == {"newton"}
+
+
+def test_polynomials_are_summed_exactly_only_where_newton_finds_no_room(monkeypatch):
+    waves = Question(S, None, 30, 1e-8, 1e4, DecisionRule(), CODES)
+    wide, thin = LabelSets.from_lists(sets_of([7, 9, 14]), N), LabelSets.from_lists(sets_of([24]), N)
+    report = pipeline.decide(waves, thin, [])
+    assert set(report.verdicts) <= {Verdict.THIN, Verdict.ARGMAXABLE} and report.check()
+    few = Question(
+        np.zeros((N, 0)), None, 24, 1e-8, 1e4, DecisionRule(), 16
+    )  # 16 columns of codes give 24 labels no room
+    report = pipeline.decide(few, thin, [])
+    assert report.verdicts[0] == Verdict.THIN and report.stage[0] == "closed form" and report.check()
+    assert [s.name for s in report.stages].index("thin closed form") > [s.name for s in report.stages].index("newton")
+    monkeypatch.setattr(witness_check, "_exact_margins", lambda *a: pytest.fail("an exact sum"))
+    report = pipeline.decide(waves, wide, [])
+    assert set(report.verdicts) == {Verdict.ARGMAXABLE} and set(report.stage) <= {"closed form", "newton"}
 
 
 def test_what_the_formula_does_not_prove():

@@ -214,3 +214,11 @@ def test_no_forgery_contradicts_another_or_the_truth():
         assert len(answers) < 2 and not (False in answers and max(p.lo for p in proofs) > 0)
         proved += len(answers)
     assert proved > 50
+
+
+def test_rows_of_all_sizes_do_not_keep_the_linear_program_busy_for_ever():
+    """Beside a threshold's column of one size, unit rows hold entries from 1e-12 to 1: HiGHS cycles there."""
+    draw = np.random.default_rng(150)
+    W = draw.standard_normal((150, 67)) * 10.0 ** draw.integers(-12, 12, (150, 1))
+    report = verify(W, [[3], [149]], rule="argmax")
+    assert report.check() and [s.taken for s in report.stages if s.name == "lp"] == [1]

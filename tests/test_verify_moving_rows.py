@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fuzz_verify import QUESTIONS, Case, campaign
 from scipy.optimize import linprog, minimize
 
 from sigkernels.codes import code_matrix
@@ -191,3 +192,68 @@ def test_radii_of_a_constant_column_beside_random_ones_are_closed_without_linear
     report = verify(rows, [[1], [3, 400], [2, 5, 9, 77]], radius=True)
     assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi) and report.check()
     assert [stage.name for stage in report.stages if stage.taken][-1] == "radius"
+
+
+def degenerate(kind, n, d, rng):
+    W = rng.standard_normal((n, d))
+    if kind == "duplicate and opposite rows":
+        W[rng.integers(0, n, n // 2)] = W[0]
+        W[rng.integers(0, n, 3)] = -2 * W[1]
+    elif kind == "zero rows":
+        W[rng.integers(0, n, 3)] = 0
+    elif kind == "low rank":
+        W = rng.standard_normal((n, 12)) @ rng.standard_normal((12, d))
+    elif kind == "tiny":
+        W *= 1e-30
+    elif kind == "huge":
+        W *= 1e30
+    elif kind == "norms of all sizes":
+        W *= 10.0 ** rng.integers(-12, 12, (n, 1))
+    elif kind == "thin":
+        W = rng.integers(-1, 2, (n, 3)) @ rng.integers(-1, 2, (3, d)) + rng.integers(-1, 2, (n, d)) * 2.0**-30
+    return W
+
+
+KINDS = ("duplicate and opposite rows", "zero rows", "low rank", "tiny", "huge", "norms of all sizes", "thin")
+
+
+@pytest.mark.parametrize("n", (30, 150))
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_proved_on_moving_rows_agrees_with_what_is_proved_without(kind, n, monkeypatch):
+    """Two methods, one truth: the proved intervals intersect, whatever the rows, the rule, the domain and the bias."""
+    rng, taken, move = np.random.default_rng(n), [], largest_balls.on_moving_rows
+    d = largest_balls.FEW + 3
+    W = degenerate(kind, n, d, rng)
+    size = float(np.median(np.abs(W)))
+    sets = [np.sort(rng.choice(n, r, replace=False)) for r in (0, 1, 2, 5, 9)]
+    ones = [[3], [n - 1]]
+    asked = (
+        (sets, {}),
+        (sets, {"bias": size * rng.standard_normal(n)}),
+        (sets, {"domain": "nonnegative"}),
+        (sets, {"threshold": "free"}),
+        (ones, {"rule": "argmax"}),
+        (sets[1:], {"rule": "topk", "domain": "nonnegative"}),
+    )
+    monkeypatch.setattr(largest_balls, "on_moving_rows", lambda batch: taken.append(batch.items) or move(batch))
+    for given, options in asked:
+        reports = []
+        for peaked in (True, False):
+            monkeypatch.setattr(largest_balls, "_is_peaked", lambda item, peaked=peaked: peaked)
+            reports.append(verify(W, given, radius=True, **options))
+        mine, other = reports
+        assert mine.check() and list(mine.verdicts) == list(other.verdicts)
+        assert np.all(mine.radius_lo <= other.radius_hi) and np.all(other.radius_lo <= mine.radius_hi)
+        assert np.all(np.isfinite(mine.radius_hi) | ~np.isfinite(other.radius_hi))
+    assert taken
+
+
+@pytest.mark.parametrize("asked", [asked for asked in QUESTIONS if asked.ball == "box"], ids=str)
+def test_small_fuzzed_questions_on_moving_rows(asked, monkeypatch):
+    """The campaign of fuzz_verify.py against exact arithmetic, with every radius on this way."""
+    report = Case.report
+    monkeypatch.setattr(largest_balls, "FEW", 1)
+    monkeypatch.setattr(largest_balls, "_is_peaked", lambda item: True)
+    monkeypatch.setattr(Case, "report", lambda case, radius: report(case, True))
+    counts = campaign(asked, cases=24, seed=2)
+    assert counts["contradictions"] == counts["forgeries accepted"] == counts["open"] == 0

@@ -99,10 +99,10 @@ class Ledger:
         self._keep(i, certificate, _down(proof.lo), _up(proof.hi), proof.argmaxable)
         return proof.argmaxable is not None
 
-    def offer_found(self, found: Found) -> None:
-        """Prove what a solver found: witnesses in one batch, multipliers one by one."""
+    def offer_found(self, found: Found, exact: bool = True) -> None:
+        """Prove what a solver found: witnesses in one batch, without ``exact`` sums only clear ones; multipliers one by one."""
         if len(found.witness_of):
-            lo, holds = prove_witnesses(self.question, self.sets, found.witness_of, found.witness, self.target)
+            lo, holds = prove_witnesses(self.question, self.sets, found.witness_of, found.witness, self.target, exact)
             for row in np.flatnonzero(holds):
                 certificate = Certificate("witness", witness=found.witness[row].copy())
                 self._keep(int(found.witness_of[row]), certificate, _down(float(lo[row])), math.inf, True)

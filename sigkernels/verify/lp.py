@@ -18,6 +18,7 @@ SMALL = 60_000  # entries of a matrix that is given to the solver whole
 MEDIUM = 1_000_000  # … that is given whole when cutting planes have not closed the interval
 BOX = 1e4  # of the programs that the solver is given
 INDEPENDENT = 1e-9  # of the largest pivot: the least one of columns that are not called dependent
+STEPS = 20  # of the simplex method, for each row and column: where rows of all sizes meet, HiGHS may cycle for ever
 TOLERANCE = 1e-10  # HiGHS's own minimum; its default of 1e-7 calls empty regions "optimal"
 
 
@@ -55,6 +56,7 @@ def chebyshev(
                 "primal_feasibility_tolerance": TOLERANCE,
                 "dual_feasibility_tolerance": TOLERANCE,
                 "presolve": presolve,
+                "maxiter": STEPS * sum(a.shape),
             }
             result = linprog(objective, a, shift[index], bounds=bounds, method="highs-ds", options=options)
             if result.x is not None:

@@ -19,7 +19,7 @@ from .ball_batch import GAP, Ball, Batch
 from .soft_margin import SoftBalls, soft_balls
 
 STEPS = 30
-ROUGH = 0.01  # of the radius: Hessians are made in float32 until all products sum to so little
+ROUGH = 0.001  # of the radius: Hessians are made in float32 until all products sum to so little
 ROWS = 1.5  # nearest rows per feature
 TIED = 3.5  # … at most, where many are tied: a few of them say little of the others
 FEW = 16  # one in so many rows may be out of date, where none of those cuts the ball

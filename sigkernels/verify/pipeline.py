@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -214,8 +215,11 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
 
     if question.codes:
         yield _Stage("codes", _code_words)
-    if question.k >= 0:
-        yield _Stage("closed form", _closed_form)
+    if (
+        question.k >= 0
+    ):  # codes leave wide regions: what Newton finds in them is cheaper than thin polynomials, proved exactly
+        later = bool(question.codes) and solvers
+        yield _Stage("closed form", functools.partial(_closed_form, exact=not later))
     if not solvers:
         return
     if question.threshold_unit and question.domain == "all":
@@ -237,6 +241,8 @@ def _stages(question: Question, xp: Any, single: bool, executor: Executor | None
     if single:
         yield _Stage("newton float32", screen(search, single=True))
     yield _Stage("newton", screen(search))
+    if question.codes:
+        yield _Stage("thin closed form", _closed_form)
 
     def programs(ledger: Ledger, which: np.ndarray) -> None:
         solver_stages.linear_programs(ledger, which, executor)
@@ -272,8 +278,11 @@ def _code_words(ledger: Ledger, which: np.ndarray) -> None:
             ledger.offer(i, Certificate("codes"))
 
 
-def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
-    """Sets with at most k runs by trigonometric polynomials; without slack, all others by counting alternations."""
+def _closed_form(ledger: Ledger, which: np.ndarray, exact: bool = True) -> None:
+    """Sets with at most k runs by trigonometric polynomials; without slack, all others by counting alternations.
+
+    Without ``exact`` sums only polynomials that predict their set clearly say more of its radius than their roots do.
+    """
     question, sets = ledger.question, ledger.sets
     few: list[int] = []
     for i in which.tolist():
@@ -294,4 +303,4 @@ def _closed_form(ledger: Ledger, which: np.ndarray) -> None:
             x[row, : question.dft_columns] = notch_polynomial(sets[int(i)], question.n, question.k)
         x = question.ball.scaled(x) * (room / question.box)
         x[:, 0] += shift
-        ledger.offer_found(Found(part, question.ball.pulled_in(x), [], []))
+        ledger.offer_found(Found(part, question.ball.pulled_in(x), [], []), exact)

@@ -119,7 +119,7 @@ def _from_codes(ledger: Ledger, items: list[Item]) -> list[Item]:
     question = ledger.question
     if not question.codes:
         return items
-    chosen = [item for item in items if question.ball.name == "box" or ledger.stage[item.number] == "closed form"]
+    chosen = [item for item in items if question.ball.name == "box" or "closed form" in ledger.stage[item.number]]
     points = code_points(question, [ledger.sets[item.number] for item in chosen]) if chosen else ()
     found = {item.number: x for item, x in zip(chosen, points, strict=True)}
     return [item._replace(start=found.get(item.number, item.start)) for item in items]

@@ -19,12 +19,12 @@ EXACT_ROWS = 4000  # at most this many rows of one witness are summed exactly
 
 
 def prove_witnesses(
-    question: Question, sets: ActiveSets, which: ndarray, x: ndarray, target: float | ndarray
+    question: Question, sets: ActiveSets, which: ndarray, x: ndarray, target: float | ndarray, exact: bool = True
 ) -> tuple[ndarray, ndarray]:
     """Lower bounds on the radius for witnesses ``x`` [m, d] of the sets ``which`` [m], and whether all signs hold.
 
     ``target`` ([] or [m]): the radii that matter. One matrix product for many witnesses; rows too close to call are
-    summed exactly afterwards.
+    summed exactly afterwards, unless ``exact`` is off.
     """
     lo = np.full(len(which), -math.inf)
     holds = np.zeros(len(which), dtype=bool)
@@ -35,7 +35,7 @@ def prove_witnesses(
         logits = question.logits(x[part])  # [step, n]
         actives = [sets[int(i)] for i in which[part]]
         lo[part], holds[part] = _clear_witnesses(question, actives, x[part], targets[part], logits)
-        for row in np.flatnonzero(~holds[part]).tolist():
+        for row in np.flatnonzero(~holds[part]).tolist() if exact else ():
             at = start + row
             lo[at], holds[at], _ = prove_witness(question, actives[row], x[at], float(targets[at]), logits[row])
     return lo, holds
