@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .codes import guaranteed_size, smallest_codes
+from .codes import guarantee, guaranteed_size, smallest_codes
 from .dft_head import DFTHead
 from .labels import LabelSets
 from .validation import check_int
@@ -81,7 +81,7 @@ def suggest(label_sets: Any, sample: int = 64, seed: int = 0) -> Suggestion:
     width = 2 * k + 1 + codes + slack
     sizes = label_sets.sizes.numpy()
     coverage = float((sizes <= k).mean())
-    radius, how = _radius(label_sets, k, slack, sample, seed)
+    radius, how = _radius(label_sets, k, slack, codes, sample, seed)
     reasons = (
         _reason_k(label_sets, k, coverage),
         f"slack = {slack}: a random set of {_typical(label_sets):.1f} labels (the mean here) out of {n:,} becomes "
@@ -166,11 +166,14 @@ def _reason_prior(label_sets: LabelSets, k: int) -> str:
     )
 
 
-def _radius(label_sets: LabelSets, k: int, slack: int, sample: int, seed: int) -> tuple[dict[int, float], str]:
-    """Percentiles of a proved lower bound on the radius of sampled sets, on a freshly initialised head.
+def _radius(
+    label_sets: LabelSets, k: int, slack: int, codes: int, sample: int, seed: int
+) -> tuple[dict[int, float], str]:
+    """Percentiles of a proved lower bound on the radius of sampled sets, on a freshly initialised head without a bias.
 
-    The bound comes from the constant and the slack columns alone: an input of theirs is an input of the whole layer
-    with zeros elsewhere. Narrow and without near-equal rows, they are quick to verify at any k.
+    The bound comes from the constant and the slack columns alone, or from the codes' promise where that is wider: an input
+    of theirs is an input of the whole layer with zeros elsewhere. Narrow and without near-equal rows, the slack is quick
+    to verify at any k.
     """
     from .verify import Verdict, verify
 
@@ -191,16 +194,21 @@ def _radius(label_sets: LabelSets, k: int, slack: int, sample: int, seed: int) -
     finally:
         torch.set_rng_state(state)
     narrow = torch.cat([torch.full((n, 1), n**-0.5, dtype=torch.float64), learned], 1)
-    # The rows of the whole layer are longer by the other DFT columns, 2k/n in square: distances shrink by that much.
+    # The rows of the whole layer are longer by the other DFT columns and the codes: distances shrink by that much.
     length = narrow.norm(dim=1)
-    shrink = float((length / (length.square() + 2 * k / n).sqrt()).min())
+    whole = (length.square() + 2 * k / n + (1 if codes else 0)).sqrt()
+    shrink, longest = float((length / whole).min()), float(whole.max())
     rows = np.random.default_rng(seed).choice(fits, min(sample, len(fits)), replace=False)
-    report = verify(narrow, label_sets[torch.from_numpy(np.sort(rows))], progress=False)
+    sampled = label_sets[torch.from_numpy(np.sort(rows))]
+    report = verify(narrow, sampled, progress=False)
     apart = report.verdicts == Verdict.ARGMAXABLE
-    proved = np.where(apart, shrink * np.asarray(report.radius_lo), 0.0)
+    promised = (guarantee(size, n, codes, max_norm=longest) if size else None for size in sampled.sizes.tolist())
+    by_codes = np.array([0.0 if found is None else found.radius for found in promised])
+    proved = np.maximum(np.where(apart, shrink * np.asarray(report.radius_lo), 0.0), by_codes)
     percentiles = {p: float(np.percentile(proved, p)) for p in PERCENTILES}
     shown = ", ".join(f"{p} % below {value:.2g}" for p, value in percentiles.items())
+    by_both = f", the codes promise {100 * np.mean(by_codes > 0):.0f} %" if codes else ""
     return percentiles, (
-        f"radius on a fresh head, from the slack columns alone (a lower bound, {len(rows)} sets): {shown}; they "
-        f"separate {100 * apart.mean():.0f} % of the sets by themselves, the rest lean on the DFT columns"
+        f"radius on a fresh head, from the slack columns{' and the codes' if codes else ''} (a lower bound, {len(rows)} sets): "
+        f"{shown}; the slack separates {100 * apart.mean():.0f} % of the sets by itself{by_both}; the rest lean on the DFT"
     )

@@ -102,18 +102,21 @@ def test_bad_input():
         sk.suggest(sets([1]), sample=-1)
 
 
-def test_radius_is_below_the_true_one():
-    """On the whole matrix the verifier finds regions at least as large."""
-    labels = sets([3], [7, 20], [1, 2], n=40)
-    found = sk.suggest(labels, sample=3)
-    torch.manual_seed(0)
-    head = sk.DFTHead(found.min_features, 40, k=found.k, slack=found.slack, dtype=torch.float64)
+@pytest.mark.parametrize("n", [40, 2000])
+def test_radius_is_below_the_true_one(n):
+    """On the whole matrix, with codes at 2,000 labels, the verifier finds regions at least as large."""
+    labels = sets([3], [7, 20], [1, 2], range(0, 36, 3), n=n)
+    found = sk.suggest(labels, sample=4)
+    assert found.codes == (0 if n == 40 else 64)
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="in_features"):
-        slack = sk.DFTHead(1, 40, k=found.k, slack=found.slack, dtype=torch.float64).slack_weight
-    matrix = torch.cat([head.weight_matrix()[:, : 2 * found.k + 1], slack.detach()], 1)
-    radius = sk.verify(matrix, labels, radius=True).radius_hi
-    assert found.radius[1] <= radius.min() + 1e-9 and found.radius[50] <= np.median(radius) + 1e-9
+        slack = sk.DFTHead(1, n, k=found.k, slack=found.slack, dtype=torch.float64).slack_weight
+    fixed = sk.DFTHead(found.min_features, n, k=found.k, codes=found.codes).weight_matrix()
+    radius = sk.verify(torch.cat([fixed, slack.detach()], 1), labels, radius=True).radius_hi
+    bounds = [found.radius[share] for share in (1, 10, 50)]
+    assert np.all(bounds <= np.percentile(radius, (1, 10, 50)) + 1e-9)
+    if found.codes:
+        assert "the codes promise 75 %" in str(found) and found.radius[50] > 10
 
 
 def test_label_sets_in_any_form():
