@@ -24,6 +24,9 @@ if QUICK:
     CASES = {Case(2_000, 10, 25, 16): 64}
 
 
+CODES, OTHERS = f"{OURS}, codes", ("without codes", "as learned slack")
+
+
 def steps(case: Case) -> dict[str, Step]:
     torch.manual_seed(0)
     n, k, s, rows = case
@@ -40,28 +43,31 @@ def steps(case: Case) -> dict[str, Step]:
 
         return run
 
-    return {
-        f"{OURS}, {codes} codes": step(codes, s),
-        f"{OURS}, without codes": step(0, s),
-        f"{OURS}, {codes} more columns of slack": step(0, s + codes),
-    }
+    return dict(zip((CODES, *OTHERS), (step(codes, s), step(0, s), step(0, s + codes)), strict=True))
 
 
-@pytest.mark.parametrize(("case", "who"), [(case, who) for case in CASES for who in steps(case)], ids=str)
-def test_codes(benchmark, case, who):
-    race(benchmark, f"codes, {case}", who, lambda: steps(case))
+def pairs(case: Case) -> dict[str, dict[str, Step]]:
+    """Codes beside one other layer at a time: the widest would leave the caches cold for whichever comes after it."""
+    taken = steps(case)
+    return {other: {who: taken[who] for who in (CODES, other)} for other in OTHERS}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("who", (CODES, "other"))
+def test_codes(benchmark, case, other, who):
+    group = f"{CASES[case]} codes, {other}: {case}"
+    race(benchmark, group, CODES if who == CODES else other, lambda: pairs(case)[other])
     benchmark.extra_info.update(n=case.n, rows=case.rows)
 
 
 def main() -> None:
     for case in CASES:
-        taken = samples(steps(case), seconds=6.0)
-        codes, without, slack = (statistics.median(times) for times in taken.values())
-        print(
-            f"{case!s:28} {CASES[case]:4} codes {codes * 1e3:7.2f} ms: {codes / without:.2f} of the step without them "
-            f"({without * 1e3:.2f} ms), as slack {slack / without:.2f} of it, {slack / codes:.2f} times as long as codes",
-            flush=True,
-        )
+        factors = {}
+        for other, pair in pairs(case).items():
+            mine, theirs = (statistics.median(times) for times in samples(pair, seconds=5.0).values())
+            factors[other] = f"{mine * 1e3:.2f} ms beside {theirs * 1e3:.2f} {other} ({mine / theirs:.2f})"
+        print(f"{case!s:28} {CASES[case]:4} codes: {', '.join(factors.values())}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ touches the box ``|x_j| ≤ R``; with margin m before scaling and a label bias o
 
 **Codes** (``codes.py``): ``m = (1 - (2r-1)μ)/2``, wide, for ``(2r-1)μ < 1``.
 
-**DFT**, r ≤ k: the trigonometric polynomial ``p(t) = ±Π sin((t - τ_m)/2)`` with its 2r roots midway between the labels
-where the set starts and ends. Roots are different midpoints, so the roots around a label are at least ½, ½, 3/2, 3/2, …
+**DFT**, r ≤ k runs of neighbouring labels, which r labels have at most, and all but r of them too: the trigonometric
+polynomial ``p(t) = ±Π sin((t - τ_m)/2)`` with its 2r roots midway between the labels where the set starts and ends. Roots are different midpoints, so the roots around a label are at least ½, ½, 3/2, 3/2, …
 labels away, and ``|p| ≥ Π_{j=1}^{r} sin²((2j-1)π/2n)`` at every label. The columns are orthonormal, so the features have
 ``‖x‖_∞ ≤ ‖x‖_2 = (Σ_i p(t_i)²)^½ ≤ √n``. Exact, and thin: the margin falls with a power of n for every further label.
 """
@@ -98,8 +98,8 @@ class _Proof:
 
 
 def _constant(size: int, num_labels: int) -> _Proof | None:
-    """The empty set: one negative constant."""
-    return _Proof("constant", 1 / math.sqrt(num_labels), 1.0, 1.0) if size == 0 else None
+    """The empty set by one negative constant, that of all labels by a positive one."""
+    return _Proof("constant", 1 / math.sqrt(num_labels), 1.0, 1.0) if size in (0, num_labels) else None
 
 
 def _codes(size: int, num_labels: int, codes: int) -> _Proof | None:
@@ -114,10 +114,11 @@ def _codes(size: int, num_labels: int, codes: int) -> _Proof | None:
 
 
 def _dft(size: int, num_labels: int, k: int) -> _Proof | None:
-    if not 1 <= size <= k:
+    runs = min(size, num_labels - size)  # at most
+    if not 1 <= runs <= k:
         return None
     # The product of many small factors underflows to 0, which promises no ball but still a region.
-    logs = sum(2 * math.log(math.sin((2 * j - 1) * math.pi / (2 * num_labels))) for j in range(1, size + 1))
+    logs = sum(2 * math.log(math.sin((2 * j - 1) * math.pi / (2 * num_labels))) for j in range(1, runs + 1))
     return _Proof("dft", math.exp(logs), math.sqrt(num_labels), math.sqrt(num_labels))
 
 

@@ -56,6 +56,8 @@ def _check_frequencies(prior: Any, num_labels: int) -> Tensor:
             f"prior has shape {list(prior.shape)} for {num_labels} labels; give one frequency per label, or LabelSets"
         )
     refuse_meta("prior", prior)
+    if prior.is_complex():
+        raise TypeError(f"prior holds {prior.dtype}, and frequencies are real; give {_FORMS}")
     frequencies = prior.detach().to("cpu", torch.float64)
     if not bool(((frequencies > 0) & (frequencies < 1)).all()):
         worst = frequencies[~((frequencies > 0) & (frequencies < 1))][0].item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -26,6 +27,9 @@ def test_the_dft_promise_holds_for_every_set(n, k):
         assert promise.predictable and promise.source == ("dft" if r else "constant")
         sets = list(itertools.islice(itertools.combinations(range(n), r), 0, 300))
         assert radii(head, sk.LabelSets.from_lists(sets, n)).min() >= promise.radius * (1 - 1e-9)
+        assert head.guarantee(n - r) == dataclasses.replace(promise, size=n - r)  # all labels but r
+        others = [sorted({*range(n)} - {*labels}) for labels in sets]
+        assert radii(head, sk.LabelSets.from_lists(others, n)).min() >= promise.radius * (1 - 1e-9)
     over = head.guarantee(k + 1)
     assert not over.predictable and over.radius == 0 and "larger k or more codes" in str(over)
 

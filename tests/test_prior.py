@@ -120,6 +120,7 @@ def test_a_prior_lowers_the_first_loss():
         (torch.full((59,), 0.1), ValueError, "shape \\[59\\] for 60 labels"),
         (torch.zeros(60), ValueError, "frequency 0.0, which has no finite log-odds"),
         (torch.full((60,), float("nan")), ValueError, "frequency nan"),
+        (torch.full((60,), 0.1 + 0j), TypeError, "complex64, and frequencies are real"),
         (sk.LabelSets.from_lists([[1]], 50), ValueError, "50"),
         (sk.LabelSets.from_lists([], 60), ValueError, "no label sets"),
     ],
