@@ -133,7 +133,7 @@ def test_saved_reports_carry_it(coded, tmp_path, matrix):
     if not matrix:
         with pytest.raises(ValueError, match="without its matrix"):
             Report.load(tmp_path / "r.npz")
-        with pytest.raises(ValueError, match="codes = 64"):
+        with pytest.raises(ValueError, match="k = 3 and 64 codes"):
             Report.load(tmp_path / "r.npz", np.zeros((N, SLACK)), BIAS)
         return
     loaded = Report.load(tmp_path / "r.npz")
