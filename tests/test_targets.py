@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ import sigkernels as sk
 N, B = 7, 3
 SETS = random_sets(B, N, most=3, seed=5)
 DENSE = SETS.to_dense().numpy()
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float16, np.float32, np.float64])
@@ -36,6 +39,22 @@ def test_soft_arrays_and_leading_dimensions():
     soft = np.random.default_rng(0).random((2, B, N))
     torch.testing.assert_close(head.loss(h, soft), head.loss(h, torch.from_numpy(soft)))
     torch.testing.assert_close(head.loss(h[0, 0], soft[0, 0]), head.loss(h[0, 0], torch.from_numpy(soft[0, 0])))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("stored", FLOATS, ids=str)
+def test_soft_targets_of_every_dtype_beside_every_layer(device, dtype, stored):
+    torch.manual_seed(0)
+    soft = torch.arange(B * N, device=device).reshape(B, N) / 32  # exact in all of them
+    x, weight = (torch.randn(rows, 4, device=device, dtype=dtype) for rows in (B, N))
+    for loss in (sk.BCE(), sk.Focal(), sk.SigmoidF1(), sk.Poly1BCE(), sk.LMLNLL(2)):
+        with sk.backend("auto") if isinstance(loss, sk.Poly1BCE) else contextlib.nullcontext():
+            got = sk.functional.linear_loss(x, weight, soft.to(stored), loss=loss)
+            assert torch.equal(got, sk.functional.linear_loss(x, weight, soft.to(dtype), loss=loss))
+            if not isinstance(loss, (sk.SigmoidF1, sk.LMLNLL)):
+                options = {"loss": loss, "unknown": [[1], [], [2, 6]]}
+                got = sk.functional.linear_loss(x, weight, soft.to(stored), **options)
+                assert torch.equal(got, sk.functional.linear_loss(x, weight, soft.to(dtype), **options))
 
 
 def test_an_array_of_lists_holds_lists():

@@ -25,9 +25,14 @@ SK_INLINE To bit_cast(From from) {
     return to;
 }
 
+// One function for each storage type, so that no number is converted to another of them on its way.
 template <class C>
-SK_INLINE C widen(C a) {
-    return a;
+SK_INLINE C widen(float a) {
+    return static_cast<C>(a);
+}
+template <class C>
+SK_INLINE C widen(double a) {
+    return static_cast<C>(a);
 }
 template <class C>
 SK_INLINE C widen(uint8_t a) {
