@@ -146,7 +146,7 @@ def _cuda_tile_seconds(
 def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
     """Seconds and launches of a step by the kernel in CUDA C++; infinite where it refuses."""
     m, shape = MACHINES[machine], cuda_shape(machine, dtype, s, batch)
-    sizes = FlashSizes(32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows)
+    sizes = FlashSizes(32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows, marks=False)
     labels = flash_pass.block_labels(n, sizes)
 
     def kernel(rows: int) -> float:
@@ -289,7 +289,7 @@ def triton_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -
     resident = min(machines.occupancy(m, chosen.num_warps, registers, shared)[0], chosen.resident)
     if not resident:
         return math.inf, 0
-    sizes = FlashSizes(chosen.BN, chosen.BM, chosen.resident * m.sms, chosen.BM)
+    sizes = FlashSizes(chosen.BN, chosen.BM, chosen.resident * m.sms, chosen.BM, marks=True)
     labels = flash_pass.block_labels(n, sizes)
     blocks = -(-n // labels)
     together = min(resident, -(-blocks // m.sms))

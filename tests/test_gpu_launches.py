@@ -35,8 +35,9 @@ def names(taken) -> list[str]:
 def test_a_flash_step(launches, case, dtype, bias, group):
     from sigkernels.backends.flash_kernels import FlashSizes
 
-    taken = launches.flash_launches(launches.call(*case, dtype, bias), FlashSizes(64, 256, 108, group))
-    assert len(taken) <= MOST, taken
+    sizes = FlashSizes(64, 256, 108, group, marks=False)
+    taken = launches.flash_launches(launches.call(*case, dtype, bias), sizes)
+    assert [name for name in names(taken) if name != "product"] == ["flash", "finish", "scale"]
     assert names(taken).count("product") == (2 if case[1] >= 0 else 0)
     # Nothing is as large as the logits, and nobody passes over a gradient.
     weight = case[0] * case[2] * dtype.itemsize

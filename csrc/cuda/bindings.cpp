@@ -1,6 +1,9 @@
 // Python module sigkernels._cuda: raw pointers, sizes and the stream in, nothing out.  No torch, no numpy.
 #include <pybind11/pybind11.h>
 
+#include <iterator>
+#include <type_traits>
+
 #include "launch.h"
 
 #ifndef SK_CUDA_ARCHS
@@ -19,47 +22,62 @@ sk::DType dtype_of(const std::string& name) {
     throw py::value_error("dtype must be tf32, float16 or bfloat16, got '" + name + "'");
 }
 
-sk::LossParams loss_of(const py::dict& settings) {
-    sk::LossParams loss;
-    loss.kind = static_cast<sk::LossKind>(settings["kind"].cast<int>());
-    if (loss.kind != sk::LossKind::bce && loss.kind != sk::LossKind::focal && loss.kind != sk::LossKind::asymmetric)
-        throw py::value_error("loss kind must be 0 (BCE), 1 (focal) or 2 (asymmetric)");
-    loss.label_smoothing = settings["label_smoothing"].cast<double>();
-    loss.gamma_pos = settings["gamma_pos"].cast<double>(), loss.gamma_neg = settings["gamma_neg"].cast<double>();
-    loss.alpha_pos = settings["alpha_pos"].cast<double>(), loss.alpha_neg = settings["alpha_neg"].cast<double>();
-    loss.clip = settings["clip"].cast<double>(), loss.eps = settings["eps"].cast<double>();
-    loss.detach_focus = settings["detach_focus"].cast<bool>();
-    return loss;
+// The fields of a launch and of a loss, in the order in which they are handed over: names would take three times as long.
+#define FLASH_FIELDS(F)                                                                                              \
+    F(x) F(weight) F(bias) F(basis) F(coef) F(x_stride) F(batch) F(labels) F(slack) F(block_labels) F(blocks)          \
+    F(indices) F(offsets) F(dense) F(dense_type) F(dense_stride) F(label_start) F(label_weight) F(pos_weight)          \
+    F(row_factor) F(out_scale) F(scale) F(wide) F(accumulate) F(grad_weight) F(grad_bias) F(grad_coef) F(weight_sums)  \
+    F(bias_sums) F(slabs) F(row_sums) F(totals)
+#define LOSS_FIELDS(F)                                                                                     \
+    F(kind) F(label_smoothing) F(gamma_pos) F(gamma_neg) F(alpha_pos) F(alpha_neg) F(clip) F(eps) F(detach_focus)
+#define NAME(name) #name,
+constexpr const char* flash_fields[] = {FLASH_FIELDS(NAME)};
+constexpr const char* loss_fields[] = {LOSS_FIELDS(NAME)};
+#undef NAME
+
+template <size_t N>
+py::tuple names_of(const char* const (&names)[N]) {
+    py::tuple made(N);
+    for (size_t i = 0; i < N; ++i) made[i] = py::str(names[i]);
+    return made;
 }
 
-// A launch from its fields by name; all of them are needed.
-class Fields {
+// A tuple's numbers, one after the other.
+class Numbers {
   public:
-    explicit Fields(const py::kwargs& fields) : fields_(fields) {}
+    Numbers(const py::tuple& numbers, size_t count) : numbers_(numbers) {
+        if (numbers.size() != count) throw py::value_error("a launch and its loss must have all their fields");
+    }
 
     template <class T>
-    void read(const char* name, T& field) const {
-        field = fields_[name].template cast<T>();
-    }
-    template <class T>
-    void read(const char* name, T*& field) const {
-        field = reinterpret_cast<T*>(fields_[name].cast<Address>());
+    void read(T& field) {
+        if constexpr (std::is_pointer_v<T>) field = reinterpret_cast<T>(numbers_[next_++].cast<Address>());
+        else if constexpr (std::is_enum_v<T>) field = static_cast<T>(numbers_[next_++].cast<int>());
+        else field = numbers_[next_++].cast<T>();
     }
 
   private:
-    const py::kwargs& fields_;
+    const py::tuple& numbers_;
+    size_t next_ = 0;
 };
 
-sk::Flash flash_of(const std::string& dtype, const py::dict& loss, const py::kwargs& kwargs) {
+sk::LossParams loss_of(const py::tuple& settings) {
+    sk::LossParams loss;
+    Numbers numbers(settings, std::size(loss_fields));
+#define READ(name) numbers.read(loss.name);
+    LOSS_FIELDS(READ)
+#undef READ
+    if (loss.kind != sk::LossKind::bce && loss.kind != sk::LossKind::focal && loss.kind != sk::LossKind::asymmetric)
+        throw py::value_error("loss kind must be 0 (BCE), 1 (focal) or 2 (asymmetric)");
+    return loss;
+}
+
+sk::Flash flash_of(const std::string& dtype, const py::tuple& loss, const py::tuple& fields) {
     sk::Flash f{};
     f.dtype = dtype_of(dtype), f.loss = loss_of(loss);
-    const Fields fields(kwargs);
-#define READ(name) fields.read(#name, f.name)
-    READ(x), READ(weight), READ(bias), READ(basis), READ(coef), READ(x_stride), READ(batch), READ(labels), READ(slack);
-    READ(block_labels), READ(blocks), READ(indices), READ(offsets), READ(dense), READ(dense_type), READ(dense_stride);
-    READ(label_start), READ(label_weight), READ(pos_weight), READ(row_factor), READ(out_scale), READ(scale), READ(wide);
-    READ(accumulate), READ(grad_weight), READ(grad_bias), READ(grad_coef), READ(weight_sums), READ(bias_sums);
-    READ(slabs), READ(row_sums), READ(totals);
+    Numbers numbers(fields, std::size(flash_fields));
+#define READ(name) numbers.read(f.name);
+    FLASH_FIELDS(READ)
 #undef READ
     if (f.batch < 1 || f.labels < 1 || f.labels > INT32_MAX - 256 || f.slack < 1 || f.slack > sk::widest_slack() ||
         f.block_labels < 1 || f.block_labels % sk::tile_labels() || f.blocks * f.block_labels < f.labels ||
@@ -73,7 +91,7 @@ sk::Flash flash_of(const std::string& dtype, const py::dict& loss, const py::kwa
 PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
     m.doc() = "CUDA kernels of sigkernels; used through sigkernels.backends.cuda";
     py::register_exception<sk::CudaError>(m, "CudaError", PyExc_RuntimeError);
-    py::class_<sk::Flash>(m, "Flash").def(py::init(&flash_of), py::arg("dtype"), py::arg("loss"));
+    py::class_<sk::Flash>(m, "Flash").def(py::init(&flash_of), py::arg("dtype"), py::arg("loss"), py::arg("fields"));
 
     m.def(
         "fused_loss",
@@ -102,6 +120,8 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
     m.def("versions", &sk::versions);
     m.def("capability", &sk::capability);
     m.attr("TILE") = sk::tile_labels();
+    m.attr("FLASH_FIELDS") = names_of(flash_fields);
+    m.attr("LOSS_FIELDS") = names_of(loss_fields);
     m.attr("WIDEST") = sk::widest_slack();
     m.attr("ARCHITECTURES") = SK_CUDA_ARCHS;
 }

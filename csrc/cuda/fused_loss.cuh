@@ -44,10 +44,7 @@ template <class S>
 struct FusedLoss {
     using T = typename S::Scalar;
     using K = Kind<T>;
-    static constexpr int M = S::ROW_TILES;
-
-    static constexpr int CHUNK = S::CHUNK;
-    static constexpr int SUMS = CHUNK / 8;
+    static constexpr int M = S::ROW_TILES, CHUNK = S::CHUNK, SUMS = CHUNK / 8;
 
     const FusedLossArgs<T>& p;
     unsigned char* const shared;
@@ -80,9 +77,9 @@ struct FusedLoss {
                                                   bytes, p.weight_piece);
         constexpr int BASIS = S::RANK * int(sizeof(T));
         if (p.basis)
-            copy_rows<16, BASIS, S::TILE>(w(buffer) + S::STEPS * STEP_BYTES, S::W_STRIDE,
-                                 reinterpret_cast<const unsigned char*>(p.basis + int64_t(label - first) * S::RANK),
-                                 BASIS, rows, BASIS);
+            copy_rows<16, BASIS, S::TILE>(
+                w(buffer) + S::STEPS * STEP_BYTES, S::W_STRIDE,
+                reinterpret_cast<const unsigned char*>(p.basis + int64_t(label - first) * S::RANK), BASIS, rows, BASIS);
     }
 
     // x into shared memory and this warp's operands; nothing but zeros beyond the rows and the slack columns.

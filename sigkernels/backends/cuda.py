@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -135,7 +135,7 @@ def _unsupported(device: int) -> str | None:
 def _sizes(kind: str, batch: int, slack: int, device: int) -> FlashSizes:
     module = _module()
     group, blocks = module.rows_of_block(kind, batch, slack, device), module.processors(device)
-    return FlashSizes(module.TILE, rows_of_launch(group, slack, blocks), blocks, group)
+    return FlashSizes(module.TILE, rows_of_launch(group, slack, blocks), blocks, group, marks=False)
 
 
 def rows_of_launch(group: int, slack: int, blocks: int) -> int:
@@ -143,8 +143,48 @@ def rows_of_launch(group: int, slack: int, blocks: int) -> int:
     return max(_SLABS // (4 * blocks * slack * group), 1) * group
 
 
+class FlashFields(NamedTuple):
+    """``FlashLaunch`` as the kernels see it: ``Flash`` of csrc/cuda/launch.h. Absent: 0."""
+
+    x: int  # addresses
+    weight: int
+    bias: int
+    basis: int
+    coef: int
+    x_stride: int
+    batch: int
+    labels: int
+    slack: int
+    block_labels: int
+    blocks: int
+    indices: int
+    offsets: int
+    dense: int
+    dense_type: str  # torch's name of it
+    dense_stride: int
+    label_start: int
+    label_weight: int
+    pos_weight: int
+    row_factor: int
+    out_scale: int
+    scale: float
+    wide: bool  # grad_weight and grad_bias are float32
+    accumulate: bool
+    grad_weight: int
+    grad_bias: int
+    grad_coef: int
+    weight_sums: int
+    bias_sums: int
+    slabs: int
+    row_sums: int
+    totals: int
+
+
+LOSS_FIELDS = ElementwiseParams._fields[:-2]  # without the weights of labels
+
+
 class CUDAKernels:
-    """The launchers of ``sigkernels._cuda``, which take addresses. The kernel follows the sets by itself: no marks."""
+    """The launchers of ``sigkernels._cuda``, which take addresses. The kernel follows the sets by itself, without marks."""
 
     def __init__(self) -> None:
         self._last: tuple[FlashLaunch, Any] | None = None  # a launch and what the kernels see of it
@@ -175,42 +215,18 @@ class CUDAKernels:
     def _make(self, launch: FlashLaunch) -> Any:
         dense, x = launch.dense, launch.x
         gradient = launch.grad_weight if launch.grad_weight is not None else launch.grad_bias
-        return _module().Flash(
-            _kind(x.dtype),
-            launch.params.numbers(),
-            x=x.data_ptr(),
-            weight=launch.weight.data_ptr(),
-            bias=_address(launch.bias),
-            basis=_address(launch.basis),
-            coef=_address(launch.coef),
-            x_stride=x.stride(0),
-            batch=x.shape[0],
-            labels=launch.weight.shape[0],
-            slack=x.shape[1],
-            block_labels=launch.block_labels,
-            blocks=launch.blocks,
-            indices=_address(launch.indices),
-            offsets=_address(launch.offsets),
-            dense=_address(dense),
-            dense_type="" if dense is None else str(dense.dtype).removeprefix("torch."),
-            dense_stride=0 if dense is None else dense.stride(0),
-            label_start=launch.label_start,
-            label_weight=_address(launch.label_weight),
-            pos_weight=_address(launch.pos_weight),
-            row_factor=_address(launch.row_factor),
-            out_scale=_address(launch.out_scale),
-            scale=launch.scale,
-            wide=gradient is not None and gradient.dtype == torch.float32,
-            accumulate=launch.accumulate,
-            grad_weight=_address(launch.grad_weight),
-            grad_bias=_address(launch.grad_bias),
-            grad_coef=_address(launch.grad_coef),
-            weight_sums=_address(launch.weight_sums),
-            bias_sums=_address(launch.bias_sums),
-            slabs=_address(launch.slabs),
-            row_sums=launch.row_sums.data_ptr(),
-            totals=launch.totals.data_ptr(),
-        )
+        fields = FlashFields(
+            x.data_ptr(), launch.weight.data_ptr(), _address(launch.bias), _address(launch.basis), _address(launch.coef),
+            x.stride(0), x.shape[0], launch.weight.shape[0], x.shape[1], launch.block_labels, launch.blocks,
+            _address(launch.indices), _address(launch.offsets), _address(dense),
+            "" if dense is None else str(dense.dtype).removeprefix("torch."), 0 if dense is None else dense.stride(0),
+            launch.label_start, _address(launch.label_weight), _address(launch.pos_weight), _address(launch.row_factor),
+            _address(launch.out_scale), launch.scale, gradient is not None and gradient.dtype == torch.float32,
+            launch.accumulate, _address(launch.grad_weight), _address(launch.grad_bias), _address(launch.grad_coef),
+            _address(launch.weight_sums), _address(launch.bias_sums), _address(launch.slabs),
+            launch.row_sums.data_ptr(), launch.totals.data_ptr(),
+        )  # fmt: skip
+        return _module().Flash(_kind(x.dtype), launch.params[: len(LOSS_FIELDS)], fields)
 
 
 def _kind(dtype: torch.dtype) -> str:

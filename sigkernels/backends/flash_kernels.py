@@ -32,6 +32,7 @@ class FlashSizes(NamedTuple):
     rows: int  # the most rows of one launch
     blocks: int  # that run on the device at once
     group: int  # rows that a block keeps on chip; those of a launch are taken one group after the other
+    marks: bool  # whether the kernels want room for ``marks``
 
 
 class FlashLaunch(NamedTuple):
@@ -58,9 +59,8 @@ class FlashLaunch(NamedTuple):
     accumulate: bool  # add to what grad_weight and grad_bias hold of the rows of earlier launches
     # Outputs and scratch; gradients that are not needed are None. Scratch comes as one row of at least as many numbers as
     # the shape says, packed.
-    marks: (
-        Tensor | None
-    )  # int32 [blocks · T / 32, B], for kernels that mark label 32 w + i by bit i of word w; with sets
+    # int32 [blocks · T / 32, B], with sets, for kernels that want it: they mark label 32 w + i by bit i of word w
+    marks: Tensor | None
     grad_weight: Tensor | None  # [m, s] contiguous: dtype of weight, or float32
     grad_bias: Tensor | None  # [m]: dtype of bias, or float32
     grad_coef: Tensor | None  # [B, blocks · 16] dtype of x

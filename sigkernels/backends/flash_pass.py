@@ -206,7 +206,7 @@ def plan_of(
     in_groups = sizes.group < rows and batch <= sizes.rows and gradient_dtype(dtype) != wide
     wanted = (
         (True, blocks, torch.float64), (True, blocks * rows, wide), (need_x, blocks * rows * slack, wide),
-        (sparse, blocks * labels // MARKED * rows, torch.int32), (dft, batch * blocks * RANK, dtype),
+        (sparse and sizes.marks, blocks * labels // MARKED * rows, torch.int32), (dft, batch * blocks * RANK, dtype),
         (dft and need_x, batch * blocks * RANK, dtype), (in_groups and need_weight, m * slack, wide),
         (in_groups and need_bias, m, wide),
     )  # fmt: skip

@@ -154,15 +154,9 @@ def told(call):
 
 print(_cuda.device_count())
 print(_cuda.devices())
-names = (
-    "x weight bias basis coef x_stride batch labels slack block_labels blocks indices offsets dense dense_stride "
-    "label_start label_weight pos_weight row_factor out_scale grad_weight grad_bias grad_coef weight_sums bias_sums slabs "
-    "row_sums totals"
-)
-numbers = dict.fromkeys(names.split(), 0) | dict(batch=1, labels=1, slack=1, block_labels=32, blocks=1)
-loss = dict.fromkeys("kind label_smoothing gamma_pos gamma_neg alpha_pos alpha_neg clip eps detach_focus".split(), 0)
-rest = dict(dense_type="", scale=1.0, wide=False, accumulate=False)
-told(lambda: _cuda.fused_loss(0, 0, _cuda.Flash("bfloat16", loss, **numbers, **rest)))
+numbers = dict.fromkeys(_cuda.FLASH_FIELDS, 0) | dict(batch=1, labels=1, slack=1, block_labels=32, blocks=1, dense_type="")
+loss = tuple(dict.fromkeys(_cuda.LOSS_FIELDS, 0).values())
+told(lambda: _cuda.fused_loss(0, 0, _cuda.Flash("bfloat16", loss, tuple(numbers.values()))))
 told(lambda: _cuda.processors(0))
 told(lambda: _cuda.rows_of_block("float8", 1, 1, 0))
 """

@@ -318,16 +318,19 @@ def test_on_a_device(dtype, dense):
 def _finish_on(kernels, device):
     """The smallest launch: no slabs, one row."""
     sums, totals, rows = torch.ones(2, 1), torch.ones(2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    numbers = dict(x_stride=1, batch=1, labels=33, slack=1, block_labels=32, blocks=2, dense_stride=0, label_start=0)
-    absent = ("x", "weight", "bias", "basis", "coef", "indices", "offsets", "dense", "label_weight", "pos_weight")
-    absent += ("row_factor", "out_scale", "grad_weight", "grad_bias", "grad_coef", "weight_sums", "bias_sums", "slabs")
-    none = dict.fromkeys(absent, 0)
-    flash = kernels.Flash(
-        "bfloat16", BCE().kernel_params().numbers(), **numbers, **none, dense_type="", scale=1.0, wide=False,
-        accumulate=False, row_sums=sums.data_ptr(), totals=totals.data_ptr(),
-    )  # fmt: skip
+    numbers = dict(x_stride=1, batch=1, labels=33, slack=1, block_labels=32, blocks=2, dense_type="")
+    numbers |= dict(scale=1.0, row_sums=sums.data_ptr(), totals=totals.data_ptr())
+    fields = cuda.FlashFields(**dict.fromkeys(cuda.FlashFields._fields, 0) | numbers)
+    flash = kernels.Flash("bfloat16", BCE().kernel_params()[: len(cuda.LOSS_FIELDS)], fields)
     kernels.finish(device, 0, flash, grad_x=0, stride=0, wide=False, rows=rows.data_ptr(), value=0)
     assert rows.tolist() == [2]
+
+
+def test_fields_are_handed_over_in_their_order(host_kernels):
+    assert cuda.FlashFields._fields == host_kernels.FLASH_FIELDS and host_kernels.LOSS_FIELDS == cuda.LOSS_FIELDS
+    loss = BCE().kernel_params()[: len(cuda.LOSS_FIELDS)]
+    with pytest.raises(ValueError, match="all their fields"):
+        host_kernels.Flash("bfloat16", loss, (0,) * 5)
 
 
 def test_a_launch_makes_no_context_on_another_device(host_kernels):

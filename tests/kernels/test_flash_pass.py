@@ -31,7 +31,7 @@ SIZES = {
 def fused(p, loss, kernels=None, needs=None):
     """The pass on the reference kernels: blocks of few tiles, so that there are several."""
     call = LossCall(p.x, p.layer, p.targets, loss, p.scale, needs or (True, True, p.layer.bias is not None))
-    kernels = kernels or ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7, group=64))
+    kernels = kernels or ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7, group=64, marks=False))
     assert flash_pass.rank_refusal(p.layer.meta, p.layer.num_rows, p.x.dtype, kernels.sizes(p.x, 1, True)) is None
     return without_value(flash_pass.fused_loss(call, kernels), call.scale)
 
@@ -50,7 +50,7 @@ def without_value(result, scale):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_fused_loss(dtype, name, group):
     p = problem(SIZES[name], dtype)
-    kernels = ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7, group=group))
+    kernels = ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7, group=group, marks=False))
     check(p, BCE(), fused(p, BCE(), kernels), tf32=dtype == torch.float32)
 
 
@@ -79,7 +79,7 @@ def test_constant_is_right_to_float32():
 
 def test_rows_in_several_launches():
     p = problem(Size(150, 700, 3, 5, bias=True), torch.bfloat16)
-    whole, parts = (ReferenceKernels(FlashSizes(32, rows, 5, rows)) for rows in (150, 64))
+    whole, parts = (ReferenceKernels(FlashSizes(32, rows, 5, rows, marks=False)) for rows in (150, 64))
     results = [fused(p, BCE(), kernels) for kernels in (whole, parts)]
     assert whole.calls == ["fused_loss", "finish"] and parts.calls == whole.calls * 3
     for result in results:
@@ -97,7 +97,7 @@ def test_a_number_for_all_rows():
         q = q._replace(scale=torch.full_like(q.scale, 1e-7))
         for loss in (BCE(), BCE(weight=torch.rand(300), pos_weight=1e6)):
             call = LossCall(q.x.detach(), q.layer, q.targets, loss, 1e-7, (True, True, True))
-            kernels = ReferenceKernels(FlashSizes(32, 64, 7, 64))
+            kernels = ReferenceKernels(FlashSizes(32, 64, 7, 64, marks=False))
             with torch.no_grad():
                 made = without_value(flash_pass.fused_loss(call, kernels), call.scale)
             # Eager float16 loses such a factor, and its range.
@@ -135,7 +135,7 @@ def test_refusals(monkeypatch):
     assert reason(dtype=torch.float32) is None
     assert "SigmoidF1" in reason(loss=losses.SigmoidF1()) and "Poly1BCE" in reason(loss=losses.Poly1BCE())
     assert "nothing" in reason(Size(0, 300, 3, 5))
-    sizes = FlashSizes(64, 64, 100, 64)
+    sizes = FlashSizes(64, 64, 100, 64, marks=False)
     for k, refused in ((10, False), (150, True)):
         layer = problem(Size(1, 1000, k, 4), torch.bfloat16).layer
         assert bool(flash_pass.rank_refusal(layer.meta, layer.num_rows, torch.bfloat16, sizes)) == refused
@@ -185,7 +185,7 @@ def test_launches_of_a_step(dtype):
     """Two kernels and two products, in however many groups a block takes the rows."""
     p = problem(Size(8, 700, 4, 16, bias=True), dtype)
     call = LossCall(p.x.detach(), p.layer, p.targets, BCE(), 1e-3, (True, True, True))
-    kernels = NoKernels(FlashSizes(32, 64, 7, 4))
+    kernels = NoKernels(FlashSizes(32, 64, 7, 4, marks=False))
     flash_pass.fused_loss(call, kernels)  # makes the tables
     with torch.no_grad(), Launches() as launches:
         flash_pass.fused_loss(call, kernels)

@@ -102,7 +102,7 @@ def _sizes(chosen: Shape, device: torch.device) -> FlashSizes:
     blocks = 3  # the interpreter's
     if device.type == "cuda":
         blocks = chosen.resident * torch.cuda.get_device_properties(device).multi_processor_count
-    return FlashSizes(chosen.BN, chosen.BM, blocks, chosen.BM)
+    return FlashSizes(chosen.BN, chosen.BM, blocks, chosen.BM, marks=True)
 
 
 def _shared_memory(device: torch.device) -> int:
