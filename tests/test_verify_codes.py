@@ -10,6 +10,7 @@ import pytest
 from sigkernels.codes import code_matrix, guarantee, guaranteed_size
 from sigkernels.labels import LabelSets
 from sigkernels.verify import Verdict, lp, pipeline, verify, witness_check
+from sigkernels.verify.arrays import definite_solver
 from sigkernels.verify.certificate import Certificate
 from sigkernels.verify.check import prove
 from sigkernels.verify.question import Question, dft_matrix
@@ -160,3 +161,24 @@ def test_least_squares_of_a_vertex(shape, independent):
     solve, solve_transposed = lp._solvers(system)
     np.testing.assert_allclose(solve(goal), inverse @ goal, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(solve_transposed(edge), edge @ inverse, rtol=1e-9, atol=1e-9)
+
+
+def test_largest_balls_that_meet_no_edge_are_closed_beside_columns_that_depend_on_each_other():
+    """The first column of codes is constant, as that of the DFT: without an edge nothing fixes their difference."""
+    n, rng = 103, np.random.default_rng(14)
+    bias = -8 + rng.standard_normal(n)
+    sets = LabelSets.from_lists([sorted(rng.choice(n, r, replace=False).tolist()) for r in (2, 3, 5, 5)], n)
+    for name in ("box", "l2"):
+        asked = Question(np.zeros((n, 0)), bias, 0, 1e-8, 1e3, DecisionRule(), 16, ball=name)
+        assert np.linalg.matrix_rank(asked.matrix) == asked.d - 1
+        report = pipeline.decide(asked, sets, [], radius=True)
+        assert set(report.verdicts) == {Verdict.ARGMAXABLE} and report.check()
+        assert np.all(report.radius_hi - report.radius_lo <= 1e-6 * report.radius_hi)
+        assert name == "box" or [stage.name for stage in report.stages if stage.taken][-1] == "radius"
+
+
+def test_a_singular_system_is_solved_in_least_squares():
+    h = np.stack([np.eye(14), np.ones((14, 14)), np.zeros((14, 14))])
+    g = np.stack([np.arange(14.0), np.full(14, 28.0), np.zeros(14)])
+    want = np.stack([np.arange(14.0), np.full(14, 2.0), np.zeros(14)])
+    np.testing.assert_allclose(definite_solver(np, h)(g), want, atol=1e-12)

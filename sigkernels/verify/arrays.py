@@ -98,7 +98,8 @@ def plus_diagonal(xp: Any, h: Array, values: Array) -> Array:
 def definite_solver(xp: Any, h: Array) -> Callable[[Array], Array]:
     """``g ↦ h⁻¹ g`` per batch entry for symmetric positive definite h: [B, d, d]; g and the result are [B, d].
 
-    By Cholesky where LAPACK is at hand; where rounding has made h indefinite, and elsewhere, by elimination.
+    By Cholesky where LAPACK is at hand; where rounding has made h indefinite, and elsewhere, by elimination, and where it is
+    singular, in least squares.
     """
     if not (xp is np and h.shape[1] >= CHOLESKY_WIDTH):
         return lambda g: xp.linalg.solve(h, g[:, :, None])[:, :, 0]
@@ -109,10 +110,18 @@ def definite_solver(xp: Any, h: Array) -> Callable[[Array], Array]:
     def solve(g: Array) -> Array:
         out = np.empty(g.shape, dtype=h.dtype)
         for i, (factor, failed) in enumerate(factors):
-            out[i] = np.linalg.solve(h[i], g[i]) if failed else solve_factors(factor, g[i], lower=1)[0]
+            out[i] = _eliminated(h[i], g[i]) if failed else solve_factors(factor, g[i], lower=1)[0]
         return out
 
     return solve
+
+
+def _eliminated(h: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """``h⁻¹ g`` [d]; in least squares where h is singular, so that one set of many does not stop the others."""
+    try:
+        return np.linalg.solve(h, g)
+    except np.linalg.LinAlgError:
+        return np.linalg.lstsq(h, g)[0]
 
 
 def solve_definite(xp: Any, h: Array, g: Array) -> Array:
