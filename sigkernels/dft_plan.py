@@ -6,11 +6,13 @@ that matrix has a tiny numerical rank ``r ≈ 2k·tile/n + O(10)`` and factors a
 
     z_tile = U · (V · Rot(i0) · x_dft)
 
-Around the centre cosines are even and sines odd: the two halves are factored apart.
+The centre is the middle of the tile, a label or half-way between two. Around it cosines are even and sines odd: the two
+halves are factored apart, and what U makes of one side of the tile it makes of the other.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from .bounded_cache import BoundedCache
 from .dft import angles, check_dft, dft_rows
 
-_ROTATION_BLOCK = 4096  # centres whose angles are formed at a time
+_ROTATION_BLOCK = 4096  # tiles whose angles are formed at a time
 
 
 class DFTPlan(NamedTuple):
@@ -28,7 +30,7 @@ class DFTPlan(NamedTuple):
     num_labels: int
     k: int
     tile: int
-    u: NDArray[np.float64]  # [tile, r]; row d is the label centre + d - tile//2
+    u: NDArray[np.float64]  # [tile, r]; row d is the label centre + d - (tile-1)/2
     v: NDArray[np.float64]  # [r, 2k+1]; the even rows touch only column 0 and cosines, the odd rows only sines
     even_rank: int  # the first even_rank columns of u and rows of v are the even half
 
@@ -37,16 +39,16 @@ class DFTPlan(NamedTuple):
         """r: how many columns the DFT part costs per tile."""
         return self.v.shape[0]
 
-    def centres(self, label_start: int, num_rows: int) -> NDArray[np.int64]:
-        """The centre label of each tile that covers ``label_start … label_start + num_rows - 1``."""
-        return label_start + np.arange(0, num_rows, self.tile, dtype=np.int64) + self.tile // 2
+    def starts(self, label_start: int, num_rows: int) -> NDArray[np.int64]:
+        """The first label of each tile that covers ``label_start … label_start + num_rows - 1``."""
+        return label_start + np.arange(0, num_rows, self.tile, dtype=np.int64)
 
-    def rotations(self, centres: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """``cos(j·t_c)`` and ``sin(j·t_c)`` for each centre c and j = 1 … k, ``[len(centres), k]`` each."""
-        cos, sin = np.empty((2, len(centres), self.k))
-        for at in range(0, len(centres), _ROTATION_BLOCK):
+    def rotations(self, starts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """``cos(j·t_c)`` and ``sin(j·t_c)`` for the centre c of each tile and j = 1 … k, ``[len(starts), k]`` each."""
+        cos, sin = np.empty((2, len(starts), self.k))
+        for at in range(0, len(starts), _ROTATION_BLOCK):
             block = slice(at, at + _ROTATION_BLOCK)
-            angle = angles(self.num_labels, self.k, centres[block])
+            angle = angles(2 * self.num_labels, self.k, 2 * starts[block] + self.tile - 1)
             np.cos(angle, out=cos[block])
             np.sin(angle, out=sin[block])
         return cos, sin
@@ -69,7 +71,8 @@ def plan(num_labels: int, k: int, tile: int, eps: float, constant: bool = True) 
 
 def _work_out(num_labels: int, k: int, tile: int, eps: float, constant: bool) -> DFTPlan:
     check_dft(num_labels, k)
-    rows = dft_rows(num_labels, k, np.arange(tile) - tile // 2)
+    # Twice as many labels, half as far from each other: the centre may lie between two.
+    rows = math.sqrt(2) * dft_rows(2 * num_labels, k, 2 * np.arange(tile) - (tile - 1))
     even = np.r_[np.zeros(int(constant), np.int64), np.arange(1, 2 * k + 1, 2)]
     odd = np.arange(2, 2 * k + 1, 2)
     factors = [_factor(rows[:, columns], columns, 2 * k + 1, eps) for columns in (even, odd)]

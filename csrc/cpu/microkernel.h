@@ -58,33 +58,80 @@ struct Block {
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) acc[i][v] = load<V>(at + i * stride + v * L);
     }
-    SK_INLINE void step(const C* a, int64_t a_row, const C* b) {
+    // One term: acc[i][v] += a(i) * b[v] for Rows rows from First on, a number or a pair of bfloat16 each.
+    template <int First = 0, int Rows = MR, class A>
+    SK_INLINE void step(A&& a, const C* b) {
         V bv[NV];
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) bv[v] = load<V>(b + v * L);
-#pragma GCC unroll 32
-        for (int i = 0; i < MR; ++i) {
-            const V av = broadcast<V>(a[i * a_row]);
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) acc[i][v] += av * bv[v];
+        SK_EACH(v, NV) bv[v] = load<V>(b + v * L);
+        step<First, Rows>(a, bv);
+    }
+    template <int First, int Rows, class A>
+    SK_INLINE void step(A&& a, const V (&bv)[NV]) {
+        SK_EACH(i, Rows) {
+            const V av = broadcast<V>(a(i));
+            SK_EACH(v, NV) acc[First + i][v] += av * bv[v];
+        }
+    }
+    template <int First = 0, int Rows = MR, class A>
+    SK_INLINE void step(A&& a, const Pair* b) {
+        PairV bv[NV];
+        SK_EACH(v, NV) bv[v] = load<PairV>(b + v * L);
+        SK_EACH(i, Rows) {
+            const PairV av = a(i) - PairV{};
+            SK_EACH(v, NV) acc[First + i][v] = dot2(acc[First + i][v], av, bv[v]);
         }
     }
     // a_row and a_col are literals where the caller knows them
-    SK_INLINE void add(const C* a, int64_t a_row, int64_t a_col, const C* b, int64_t b_stride, int64_t depth) {
+    template <class E>
+    SK_INLINE void add(const E* a, int64_t a_row, int64_t a_col, const E* b, int64_t b_stride, int64_t depth) {
         // Not unrolled: a step is long enough, and the compiler spills accumulators when it sees several.
 #pragma GCC unroll 1
-        for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride) step(a, a_row, b);
+        for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride)
+            step([&](int i) __attribute__((always_inline)) { return a[i * a_row]; }, b);
     }
-    // The same with pairs of bfloat16 for elements.
-    SK_INLINE void add(const Pair* a, int64_t a_row, int64_t a_col, const Pair* b, int64_t b_stride, int64_t depth) {
+    // The same where the second half of the rows lies elsewhere, and backwards: `high` is the last of them.
+    template <class E>
+    SK_INLINE void add_mirrored(const E* low, const E* high, int64_t row, const E* b, int64_t b_stride, int64_t depth) {
 #pragma GCC unroll 1
-        for (int64_t j = 0; j < depth; ++j, a += a_col, b += b_stride) {
-            PairV bv[NV];
-            SK_EACH(v, NV) bv[v] = load<PairV>(b + v * L);
-            SK_EACH(i, MR) {
-                const PairV av = a[i * a_row] - PairV{};
-                SK_EACH(v, NV) acc[i][v] = dot2(acc[i][v], av, bv[v]);
+        for (int64_t j = 0; j < depth; ++j, ++low, ++high, b += b_stride)
+            step([&](int i) __attribute__((always_inline)) { return i < MR / 2 ? low[i * row] : high[(MR - 1 - i) * row]; }, b);
+    }
+
+    // Rows i and i + MR/2 mirror each other: what is even there and what is odd, times their parts of b, each in one half
+    // of the block ...
+    SK_INLINE void add_halves(const C* a, int64_t a_row, int64_t even, int64_t odd, const C* b, int64_t b_stride) {
+        const C *at = a, *odd_at = a + even, *odd_b = b + even * b_stride;
+        const auto even_step = [&] { step<0, MR / 2>([&](int i) __attribute__((always_inline)) { return at[i * a_row]; }, b); };
+        const auto odd_step = [&] {
+            step<MR / 2, MR / 2>([&](int i) __attribute__((always_inline)) { return odd_at[i * a_row]; }, odd_b);
+        };
+        int64_t left_even = even, left_odd = odd;
+#pragma GCC unroll 1
+        for (; left_even && left_odd; --left_even, --left_odd, ++at, ++odd_at, b += b_stride, odd_b += b_stride)
+            even_step(), odd_step();
+#pragma GCC unroll 1
+        for (; left_even; --left_even, ++at, b += b_stride) even_step();
+#pragma GCC unroll 1
+        for (; left_odd; --left_odd, ++odd_at, odd_b += b_stride) odd_step();
+    }
+    // ... and their sum and difference.
+    SK_INLINE void unfold() {
+        SK_EACH(i, MR / 2) SK_EACH(v, NV) {
+            const V even = acc[i][v], odd = acc[MR / 2 + i][v];
+            acc[i][v] = even + odd, acc[MR / 2 + i][v] = even - odd;
+        }
+    }
+    // Rows of b that mirror each other, added up or subtracted, times columns of `a`.
+    template <bool Odd>
+    SK_INLINE void add_folded(const C* a, int64_t a_col, const C* low, const C* high, int64_t b_stride, int64_t depth) {
+#pragma GCC unroll 1
+        for (int64_t j = 0; j < depth; ++j, a += a_col, low += b_stride, high -= b_stride) {
+            V bv[NV];
+            SK_EACH(v, NV) {
+                const V one = load<V>(low + v * L), other = load<V>(high + v * L);
+                bv[v] = Odd ? one - other : one + other;
             }
+            step<0, MR>([&](int i) __attribute__((always_inline)) { return a[i]; }, bv);
         }
     }
     SK_INLINE void write(C* out, int64_t stride) const {

@@ -188,6 +188,20 @@ struct Tiles {
         });
     }
 
+    // out [rows][PW] = U^T g for columns of U that are even, or odd, around the centre of the tile
+    template <bool Odd>
+    SK_INLINE void multiply_folded(const C* u, int64_t rows, const C* g, int64_t count, C* out) {
+        for_row_blocks<kPanelHeight>(rows, [&](int64_t i, auto r) __attribute__((always_inline)) {
+            Block<C, decltype(r)::value, kVectors> block;
+            block.zero();
+            block.template add_folded<Odd>(u + i, job.rank, g, g + (count - 1) * PW, PW, count / 2);
+            block.write(out + i * PW, PW);
+        });
+    }
+
+    // Labels on both sides of the centre of a tile share the products with U: only a whole tile has both.
+    bool folds(int64_t count) const { return job.rank && count == job.tile && count % 2 == 0; }
+
     void rotate(int64_t panel) {
         const C* even = shared.even + panel * layout.even * PW;
         const C* odd = shared.odd + panel * layout.odd * PW;
@@ -200,17 +214,26 @@ struct Tiles {
             }
     }
 
-    // `depth` columns from `first` of the labels of a block, times x_s.  With `fetch` the same part of the next tile comes
-    // nearer, one line of each label at a time: many at once would fill the buffers of the cache, and the block would wait.
+    // f(columns done, columns to do) for `depth` columns of `rows` labels.  With `fetch` the same part of the next tile
+    // comes nearer, one line of each label at a time: many at once would fill the buffers of the cache, and the block would
+    // wait.
+    template <int Rows, class F>
+    SK_INLINE void with_next(const Factor<C>* rows, int64_t depth, bool fetch, F&& f) {
+        if (!fetch) return f(0, depth);
+        const auto* next = rows + job.tile * weight_stride;
+        for (int64_t j = 0; j < depth; j += kLine) {
+            SK_EACH(i, Rows) __builtin_prefetch(next + i * weight_stride + j, 0, 3);
+            f(j, depth - j < kLine ? depth - j : kLine);
+        }
+    }
+
+    // `depth` columns from `first` of the labels of a block, times x_s.
     template <class B, class R>
     SK_INLINE void add_weight(B& block, R, int64_t t, int64_t first, const Factor<C>* xs, int64_t depth, bool fetch) {
         const auto* from = weight + t * weight_stride + first;
-        if (!fetch) return block.add(from, weight_stride, 1, xs, PW, depth);
-        const auto* next = from + job.tile * weight_stride;
-        for (int64_t j = 0; j < depth; j += kLine) {
-            SK_EACH(i, R::value) __builtin_prefetch(next + i * weight_stride + j, 0, 3);
-            block.add(from + j, weight_stride, 1, xs + j * PW, PW, depth - j < kLine ? depth - j : kLine);
-        }
+        with_next<R::value>(from, depth, fetch, [&](int64_t j, int64_t columns) __attribute__((always_inline)) {
+            block.add(from + j, weight_stride, 1, xs + j * PW, PW, columns);
+        });
     }
 
     void forward(C* z, int64_t at, int64_t count, int64_t panel) {
@@ -229,7 +252,31 @@ struct Tiles {
         // While the first panel is done, the weight of the next tile comes nearer.
         const bool fetch = panel == 0 && !layout.copies_weight && at + 2 * job.tile <= job.labels;
         const int64_t terms = layout.slack_terms, depth = terms < kDepth ? terms : kDepth;
-        for_row_blocks<kPanelHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
+        const auto mirrored = [&](int64_t t, auto r) __attribute__((always_inline)) {
+            constexpr int Half = decltype(r)::value;
+            const int64_t high = count - Half - t;  // the first of the labels that mirror t ... t + Half - 1
+            Block<C, 2 * Half, kVectors> block;
+            block.zero();
+            block.add_halves(u + t * job.rank, job.rank, job.even_rank, job.rank - job.even_rank, local.coef, PW);
+            block.unfold();
+            SK_EACH(i, 2 * Half) {
+                const int64_t label = i < Half ? t + i : count - 1 - t - (i - Half);
+                SK_EACH(v, kVectors) {
+                    if (start) block.acc[i][v] += load<V>(start + label * PW + v * L);
+                    if (bias) block.acc[i][v] += broadcast<V>(bias[label]);
+                }
+            }
+            const auto *low_rows = weight + t * weight_stride, *high_rows = weight + high * weight_stride;
+            with_next<Half>(low_rows, depth, fetch, [&](int64_t j, int64_t columns) __attribute__((always_inline)) {
+                if (fetch) SK_EACH(i, Half) __builtin_prefetch(high_rows + (job.tile + i) * weight_stride + j, 0, 3);
+                block.add_mirrored(low_rows + j, high_rows + j, weight_stride, xs + j * PW, PW, columns);
+            });
+            SK_EACH(i, Half) SK_EACH(v, kVectors) {
+                store(z + (t + i) * PW + v * L, block.acc[i][v]);
+                store(z + (count - 1 - t - i) * PW + v * L, block.acc[Half + i][v]);
+            }
+        };
+        const auto plain = [&](int64_t t, auto r) __attribute__((always_inline)) {
             Block<C, decltype(r)::value, kVectors> block;
             if (start)
                 block.start_from(start + t * PW, PW);
@@ -241,7 +288,11 @@ struct Tiles {
             block.add(u + t * job.rank, job.rank, 1, local.coef, PW, job.rank);
             add_weight(block, r, t, 0, xs, depth, fetch);
             block.write(z + t * PW, PW);
-        });
+        };
+        if (folds(count))
+            for_row_blocks<kPanelHeight / 2>(count / 2, mirrored);
+        else
+            for_row_blocks<kPanelHeight>(count, plain);
         for (int64_t done = depth; done < terms; done += kDepth) {
             const int64_t more = terms - done < kDepth ? terms - done : kDepth;
             for_row_blocks<kPanelHeight>(count, [&](int64_t t, auto r) __attribute__((always_inline)) {
@@ -268,7 +319,13 @@ struct Tiles {
         });
         if (layout.codes) codes.back(g, count, panel);
         if (job.k < 0) return;
-        multiply(static_cast<const C*>(job.u), 1, job.rank, job.rank, g, count, local.coef);
+        const C* u = static_cast<const C*>(job.u);
+        if (folds(count)) {
+            multiply_folded<false>(u, job.even_rank, g, count, local.coef);
+            multiply_folded<true>(u + job.even_rank, job.rank - job.even_rank, g, count, local.coef + job.even_rank * PW);
+        } else {
+            multiply(u, 1, job.rank, job.rank, g, count, local.coef);
+        }
         multiply(static_cast<const C*>(job.v_even), 1, job.k + 1, job.k + 1, local.coef, job.even_rank,
                  local.turned_even);
         multiply(static_cast<const C*>(job.v_odd), 1, job.k, job.k, local.coef + job.even_rank * PW,

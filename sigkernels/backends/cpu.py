@@ -331,7 +331,7 @@ def _plan(meta: LayerMeta, tile: int, starts: tuple[int, ...], real: torch.dtype
 def _new_plan(meta: LayerMeta, tile: int, starts: tuple[int, ...], real: torch.dtype) -> _Plan:
     double = real == torch.float64
     shared = plan(meta.num_labels, meta.k, tile, 1e-16 if double else 2e-8)
-    cos, sin = shared.rotations(meta.label_start + np.asarray(starts, np.int64) + tile // 2)
+    cos, sin = shared.rotations(meta.label_start + np.asarray(starts, np.int64))
     even = shared.even_rank
     dtype = np.float64 if double else np.float32
     parts = (shared.u, shared.v[:even, np.r_[0, 1 : 2 * meta.k + 1 : 2]], shared.v[even:, 2::2], cos, sin)

@@ -108,7 +108,7 @@ def block_tables(layer: Layer, labels: int) -> BlockTables:
 def _work_out(layer: Layer, labels: int) -> BlockTables:
     n, dtype, device = layer.num_labels, layer.weight.dtype, layer.weight.device
     shared = plan(n, layer.k, labels, _EPS[dtype], False)
-    cos, sin = (turned.T[..., None] for turned in shared.rotations(shared.centres(layer.label_start, layer.num_rows)))
+    cos, sin = (turned.T[..., None] for turned in shared.rotations(shared.starts(layer.label_start, layer.num_rows)))
     even, odd = slice(shared.even_rank), slice(shared.even_rank, shared.rank)
     v_even, v_odd = shared.v[even, 1::2].T[:, None], shared.v[odd, 2::2].T[:, None]  # [k, 1, ·]
     waves = np.zeros((2 * layer.k + 1, cos.shape[1], RANK))

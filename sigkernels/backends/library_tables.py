@@ -127,7 +127,7 @@ def _to_tf32(array: np.ndarray) -> np.ndarray:
 
 def _rotations(shared: DFTPlan, columns: int, layer: Layer) -> np.ndarray:
     """``M = V · Rot(chunk)`` of every chunk, or run, ``[chunks · columns, 2k+1]``."""
-    cos, sin = shared.rotations(shared.centres(layer.label_start, layer.num_rows))
+    cos, sin = shared.rotations(shared.starts(layer.label_start, layer.num_rows))
     cos, sin = cos[:, None, :], sin[:, None, :]
     even, odd = shared.v[:, 1::2], shared.v[:, 2::2]
     m, rank = np.zeros((len(cos), columns, shared.v.shape[1])), shared.rank
