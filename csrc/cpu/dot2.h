@@ -51,25 +51,47 @@ SK_INLINE HalfV rounded(Simd<float>::V x) {
 #endif
 }
 
-// Pairs of two rows: [count][PW] floats → [(count + 1) / 2][PW]
-SK_INLINE void pair_rows(const float* g, int64_t count, Pair* out) {
-    using V = Simd<float>::V;
-    constexpr int L = Simd<float>::kLanes, PW = 2 * L;
-    for (int64_t t = 0; t < count; t += 2)
-        for (int v = 0; v < PW; v += L) {
-            const V first = load<V>(g + t * PW + v), second = t + 1 < count ? load<V>(g + (t + 1) * PW + v) : V{};
-            const PairV low = __builtin_convertvector(rounded(first), PairV);
-            store(out + t / 2 * PW + v, low | __builtin_convertvector(rounded(second), PairV) << 16);
-        }
+// a and b rounded, lane by lane in one vector of pairs.
+SK_INLINE PairV pair_vectors(Simd<float>::V a, Simd<float>::V b) {
+#if defined(SK_DOT2) && defined(__AVX512BF16__)
+    typedef uint16_t Words __attribute__((vector_size(SK_VEC_BYTES)));
+    constexpr int L = Simd<float>::kLanes;
+    Words lanes;
+    SK_EACH(i, 2 * L) lanes[i] = static_cast<uint16_t>(i / 2 + i % 2 * L);
+    return (PairV)_mm512_permutexvar_epi16((__m512i)lanes, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+#else
+    return __builtin_convertvector(rounded(a), PairV) | __builtin_convertvector(rounded(b), PairV) << 16;
+#endif
 }
 
-// Pairs of two lanes, times a scale per lane: [count][PW] floats → [count][PW / 2].
-SK_INLINE void pair_lanes(const float* g, int64_t count, const float* scale, Pair* out) {
+// Lanes 0 and 1, 2 and 3, ... of a, and then of b, rounded.
+SK_INLINE PairV pair_neighbours(Simd<float>::V a, Simd<float>::V b) {
+#if defined(SK_DOT2) && defined(__AVX512BF16__)
+    return (PairV)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+#else
+    HalfV parts[2] = {rounded(a), rounded(b)};
+    return load<PairV>(parts);
+#endif
+}
+
+// The gradient g [count][PW] of a panel in the pairs that its products multiply, in one pass over it.  Either of them may
+// be null.
+//     by_labels [(count + 1) / 2][PW]    two labels
+//     by_rows   [count][PW / 2]          two rows, times a scale per row
+SK_INLINE void pair_gradient(const float* g, int64_t count, const float* scale, Pair* by_labels, Pair* by_rows) {
     using V = Simd<float>::V;
     constexpr int L = Simd<float>::kLanes, PW = 2 * L;
-    uint16_t* to = reinterpret_cast<uint16_t*>(out);
-    for (int64_t t = 0; t < count; ++t)
-        for (int v = 0; v < PW; v += L) store(to + t * PW + v, rounded(load<V>(g + t * PW + v) * load<V>(scale + v)));
+    const V scales[2] = {load<V>(scale), load<V>(scale + L)};
+    for (int64_t t = 0; t < count; t += 2) {
+        const bool two = t + 1 < count;
+        V rows[2][2]{};
+        SK_EACH(v, 2) rows[0][v] = load<V>(g + t * PW + v * L);
+        if (two) SK_EACH(v, 2) rows[1][v] = load<V>(g + (t + 1) * PW + v * L);
+        if (by_labels) SK_EACH(v, 2) store(by_labels + t / 2 * PW + v * L, pair_vectors(rows[0][v], rows[1][v]));
+        if (!by_rows) continue;
+        store(by_rows + t * L, pair_neighbours(rows[0][0] * scales[0], rows[0][1] * scales[1]));
+        if (two) store(by_rows + (t + 1) * L, pair_neighbours(rows[1][0] * scales[0], rows[1][1] * scales[1]));
+    }
 }
 
 }  // namespace

@@ -117,10 +117,13 @@ struct GradWeight {
                 E* __restrict row = to + (at + t) * job.grad_weight_stride;
                 const C* __restrict from = local.gweight + t * stride;
                 const int64_t s = layout.slack;
+                int64_t first = 0;
+                if constexpr (kDot2 && std::is_same<E, Bf16>::value)
+                    for (; !job.accumulate && first + L <= s; first += L) store(row + first, rounded(load<V>(from + first)));
                 if (job.accumulate)
                     for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j] + widen<C>(row[j]));
                 else
-                    for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j]);
+                    for (int64_t j = first; j < s; ++j) row[j] = Narrow<E, C>::from(from[j]);
             }
         });
     }

@@ -70,9 +70,11 @@ struct Tiles {
         if (!layout.loss) return Reader<C>{job, layout, local, z, count, at, panel, share, thread}.run();
         PanelLoss<C>{job, layout, local, z, local.y, count, at, panel, sums.loss + panel * PW}.run(layout.any_grad);
         clear_missing_rows(z, count, panel);
-        if (job.needs_x) back(z, count, panel);
         if constexpr (kDot2)
-            if (job.needs_weight) pair_lanes(z, count, shared.scale + panel * PW, grad_weight.rows_in_pairs(panel));
+            if (job.needs_x || job.needs_weight)
+                pair_gradient(z, count, shared.scale + panel * PW, job.needs_x ? local.g_by_labels : nullptr,
+                              job.needs_weight ? grad_weight.rows_in_pairs(panel) : nullptr);
+        if (job.needs_x) back(z, count, panel);
     }
 
     // What works on whole vectors of rows must not see what infinite weights have made of rows that do not exist.
@@ -306,7 +308,6 @@ struct Tiles {
 
     void back(const C* g, int64_t count, int64_t panel) {
         C* gslack = sums.slack + panel * layout.slack * PW;
-        if constexpr (kDot2) pair_rows(g, count, local.g_by_labels);
         for_row_blocks<kPanelHeight>(layout.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
             Block<C, decltype(r)::value, kVectors> block;
             block.zero();
