@@ -92,9 +92,7 @@ def compiled(kernel: Any, dtype: str, warps: int, **constants: Any) -> tuple[Any
     """Machine code, registers and bytes of shared memory of a pointwise kernel."""
     element = {"bf16": "*bf16", "tf32": "*fp32"}[dtype]
     types = {n: _POINTERS.get(n) or _NUMBERS.get(n) or "i32" for n in kernel.arg_names if not n.isupper()}
-    types |= {
-        n: element for n in ("g", "features", "bias", "dense", "waves", "coef", "grad_coef", "narrow") if n in types
-    }
+    types |= {n: element for n in ("g", "features", "bias", "dense", "waves", "coef", "narrow") if n in types}
     odd = tuple(n for n, kind in types.items() if not kind.startswith("*") and n not in ("stride", "coef_stride"))
     cubin, shared = triton_cubin(kernel, types, constants, warps, 1, odd=odd)
     name = kernel.fn.__name__

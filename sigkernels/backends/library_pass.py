@@ -69,11 +69,11 @@ class GradientSums:
         self, walk: LabelWalk, needs: tuple[bool, ...], dtype: torch.dtype, factor: float | Tensor = 1.0
     ) -> None:
         """``factor`` is still to be applied to all of them."""
-        layer, device = walk.layer, walk.x.device
+        layer, x = walk.layer, walk.x
         self.walk, self.factor, self._factored = walk, factor, isinstance(factor, Tensor) or factor != 1
         self._x = GradientOfX(walk, dtype) if needs[0] else None
-        self.weight = torch.empty(layer.weight.shape, dtype=dtype, device=device) if needs[1] else None
-        self.bias = torch.empty(layer.num_rows, dtype=dtype, device=device) if needs[2] else None
+        self.weight = x.new_empty(layer.weight.shape, dtype=dtype) if needs[1] else None
+        self.bias = x.new_empty(layer.num_rows, dtype=dtype) if needs[2] else None
 
     def add(self, chunk: Chunk, slopes: Slopes) -> None:
         """Takes in the gradient of the logits of a chunk."""

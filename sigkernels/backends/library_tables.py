@@ -24,12 +24,12 @@ from .interface import accumulate_dtype
 
 _CPU_ELEMENTS = 2**19  # B · chunk: the working buffers stay near the cache
 _CPU_LABELS = (256, 8192)  # the least and the most of a chunk
-_L2_SHARE, _LEAST_L2 = 0.55, 2**25  # of the cache for a chunk; bytes, where a device has less or does not say
+_L2_SHARE, _LEAST_L2 = 0.6, 2**25  # of the cache for a chunk; bytes, where a device has less or does not say
 _ALIGNED = 128  # labels: chunks are multiples of it, so that rows of the buffers are aligned
 _MOST_LABELS = 2**16  # of a chunk that has a factor U: it is worked out by an SVD
 _MOST_TABLE = 2**26  # bytes of the DFT's columns as they are
 RUN_RANK = 16  # columns of the factor of a run
-_RUN_UNIT, _LEAST_RUN = 32, 64  # labels
+_RUN_UNIT, _LEAST_RUN = 16, 64  # labels
 
 
 class Tables(NamedTuple):

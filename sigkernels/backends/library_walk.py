@@ -124,7 +124,7 @@ class LabelWalk:
 
     ``runs``: a pointwise kernel adds the DFT part itself. From the rows and the labels of a chunk and the device it says of how many
     labels a run should be. Where ``walk.run`` is not 0 the logits of a chunk lack that part; ``coefficients`` are what
-    the kernel multiplies ``tables.basis`` by, and ``grad_coefficients`` is where it puts their gradient.
+    the kernel multiplies ``tables.basis`` by, and it puts their gradient into their place.
     """
 
     layer: Layer
@@ -148,11 +148,15 @@ class LabelWalk:
         self.x = x if x.dtype == self.operand else x.to(self.operand)
         meta, device, rows = layer.meta, x.device, layer.num_rows
         self._first, self._fixed = meta.dft_columns, meta.fixed_columns  # columns of the codes, of the slack
-        self.slack = self.x[:, self._fixed :] if self._fixed else self.x
         # The constant feature carries the prior of all labels: rounded operands would take half of its bits, so it is
         # left out of such products and added in full, as the bias is.
         rounded = self.operand in _NARROW or (self.operand == torch.float32 and rounds_float32(device))
         self.apart = rounded and meta.k >= 0
+        self.slack, self._waves = self.x, self.x
+        if self._fixed:
+            first, columns = int(self.apart), self.x.shape[1]
+            sizes = first, self._first - first, self._fixed - self._first, columns - self._fixed
+            _, self._waves, _, self.slack = self.x.split_with_sizes(sizes, 1)
         shape = walk_shape(meta, rows, self.batch, narrow, x.dtype, rounded, device, chunk_limits(device), runs)
         self.size, self.run, self.tables = shape.size, shape.run, tables_of(layer, shape, self.apart)
         self.rank = self.tables.basis.shape[1] * (-(-self.size // self.run) if self.run else 1)
@@ -161,7 +165,6 @@ class LabelWalk:
         self._aligned = _ROW if narrow else 1
         self._z = self.buffer(self.out)
         self._coefficients: Tensor | None = None
-        self._grad_coefficients: Tensor | None = None
 
     @property
     def dft(self) -> Tensor:
@@ -222,7 +225,7 @@ class LabelWalk:
             if self.tables.rotation is not None:
                 product(self.coefficients(chunk), basis.T, z, add=started)
             elif layer.k or not (first and started):
-                product(self.dft[:, first:], basis[:, first:].T, z, add=started)
+                product(self._waves, basis[:, first:].T, z, add=started)
 
     def add_bias_(self, chunk: Chunk) -> Tensor:
         """The complete logits of a chunk, in place."""
@@ -236,21 +239,21 @@ class LabelWalk:
         """The DFT features seen from the centre of a chunk, or of each of its runs, through V: ``[B, r]``."""
         columns = self._columns(chunk)
         if columns.start == 0:
+            m = self.tables.forward
+            assert m is not None
             if self._coefficients is None:
                 self._coefficients = self._for_a_group()
-            first, m = int(self.apart), self.tables.forward
-            assert m is not None
             if m.shape[1] > self._coefficients.shape[1]:
                 m = m[:, chunk.number * self.rank : (chunk.number + self.group) * self.rank]
-            product(self.x[:, first : self._first], m, self._part(self._coefficients, slice(0, m.shape[1])))
-        assert self._coefficients is not None
-        return self._part(self._coefficients, columns)
+            product(self._waves, m, self._part(self._coefficients, slice(0, m.shape[1])))
+        return self.coefficients_of(chunk)
 
-    def grad_coefficients(self, chunk: Chunk) -> Tensor:
-        """Where their gradient goes."""
-        if self._grad_coefficients is None:
-            self._grad_coefficients = self._for_a_group()
-        return self._part(self._grad_coefficients, self._columns(chunk))
+    def coefficients_of(self, chunk: Chunk) -> Tensor:
+        """The same, once they are made; their gradient takes their place."""
+        columns = self._columns(chunk)
+        if self._coefficients is None:  # nobody has asked for the logits
+            self._coefficients = self._for_a_group()
+        return self._part(self._coefficients, columns)
 
     def _part(self, coefficients: Tensor, columns: slice) -> Tensor:
         return (
@@ -268,10 +271,10 @@ class LabelWalk:
         if not (last or columns.stop == self.group * self.rank):
             return
         first, m = chunk.number * self.rank - columns.start, self.tables.rotation
-        assert self._grad_coefficients is not None and m is not None
-        if m.shape[0] > self._grad_coefficients.shape[1]:
+        assert self._coefficients is not None and m is not None
+        if m.shape[0] > self._coefficients.shape[1]:
             m = m[first : first + columns.stop]
-        product(self._part(self._grad_coefficients, slice(0, m.shape[0])), m, grad, add=first > 0)
+        product(self._part(self._coefficients, slice(0, m.shape[0])), m, grad, add=first > 0)
 
     def _columns(self, chunk: Chunk) -> slice:
         """Those of a chunk among the coefficients of its group."""
@@ -298,30 +301,33 @@ class GradientOfX:
 
     def __init__(self, walk: LabelWalk, dtype: torch.dtype) -> None:
         self.walk, self.dtype, rows = walk, dtype, walk.layer.num_rows
-        make = torch.empty if rows else torch.zeros  # the first chunk writes, the others add
+        make = walk.x.new_empty if rows else walk.x.new_zeros  # the first chunk writes, the others add
         one = walk.size >= rows
-        self.grad = make(walk.x.shape, dtype=dtype if one else walk.out, device=walk.x.device)
+        self.grad = make(walk.x.shape, dtype=dtype if one else walk.out)
+        columns, fixed = walk.layer.dft_columns, walk.layer.fixed_columns
+        self._dft, self._codes, self._slack = self.grad, self.grad, self.grad
+        if fixed:
+            sizes = columns, fixed - columns, self.grad.shape[1] - fixed
+            self._dft, self._codes, self._slack = self.grad.split_with_sizes(sizes, 1)
 
     def add(self, chunk: Chunk, g: Tensor) -> None:
         """Takes in ``g [B, c]``, the gradient of the logits of a chunk."""
         walk, layer, add = self.walk, self.walk.layer, chunk.number > 0
-        columns, fixed = layer.dft_columns, layer.fixed_columns
         if chunk.weight.shape[1]:
-            product(g, chunk.weight, self.grad[:, fixed:], add)
+            product(g, chunk.weight, self._slack, add)
         if chunk.codes is not None:
-            product(g, chunk.codes, self.grad[:, columns:fixed], add)
+            product(g, chunk.codes, self._codes, add)
         elif layer.codes:
             made = code_adjoint(g.to(walk.out), layer.codes, layer.label_start + chunk.start)
-            part = self.grad[:, columns:fixed]
-            _ = part.add_(made) if add else part.copy_(made)
+            _ = self._codes.add_(made) if add else self._codes.copy_(made)
         if layer.k < 0:
             return
         if walk.tables.rotation is None:
-            product(g, walk.tables.basis, self.grad[:, :columns], add)
+            product(g, walk.tables.basis, self._dft, add)
             return
         if not walk.run:
-            product(g, walk.tables.basis[: chunk.stop - chunk.start], walk.grad_coefficients(chunk))
-        walk.add_dft_gradient(chunk, self.grad[:, :columns])
+            product(g, walk.tables.basis[: chunk.stop - chunk.start], walk.coefficients_of(chunk))
+        walk.add_dft_gradient(chunk, self._dft)
 
     def finish(self) -> Tensor:
         return self.grad.to(self.dtype)

@@ -9,8 +9,11 @@ With ``TRITON_INTERPRET=1`` in the environment before the first import the same 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,17 +57,13 @@ class TritonBackend(LibraryBackend):
         """The flash kernel where it is the faster path and applies, else the library path."""
         shape = LossShape.of(call.x, call.layer.weight, call.layer.meta)
         if choose_path(shape, ("flash", "library")).path == "flash":
-            from .flash import kernels_for
-
-            kernels = kernels_for(call, shape)
+            kernels = _flash().kernels_for(call, shape)
             if not isinstance(kernels, str):
                 return flash_pass.fused_loss(call, kernels)
         return super().fused_loss(call)
 
     def pointwise(self) -> Pointwise:
-        from .pointwise import TritonPointwise
-
-        return TritonPointwise()
+        return _pointwise()
 
     def column_loss(self, call: LossCall) -> ColumnResult:
         from . import columns
@@ -80,3 +79,15 @@ class TritonBackend(LibraryBackend):
         from . import lml
 
         return lml.STEPS
+
+
+@functools.cache
+def _flash() -> Any:
+    return importlib.import_module(f"{__name__}.flash")
+
+
+@functools.cache
+def _pointwise() -> Pointwise:
+    from .pointwise import TritonPointwise
+
+    return TritonPointwise()

@@ -110,16 +110,15 @@ class TritonElementwise:
         )  # fmt: skip
 
     def __call__(self, chunk: Chunk) -> Slopes | None:
-        call, walk, layer, z = self._call, self._walk, self._call.layer, chunk.z
+        walk, layer, z = self._walk, self._call.layer, chunk.z
         g = z if self._g is None else walk.view(self._g, z.shape[1])
         bias, *weights = (z if t is None else t[chunk.start : chunk.stop] for t in (layer.bias, *self._weights))
         coef = walk.coefficients(chunk) if walk.run else z
-        grad_coef = walk.grad_coefficients(chunk) if walk.run and call.needs[0] else coef
         if walk.batch:
             with on(z):
                 # The last chunk may have fewer parts: the sums of the others stay as they are.
                 elementwise_kernel[(self._blocks, -(-z.shape[1] // self._labels))](
-                    z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, grad_coef, coef.stride(0),
+                    z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, coef.stride(0),
                     bias, *self._targets.of(chunk), *weights,
                     z if self._row_scale is None else self._row_scale, self._row_sums, self._totals,
                     walk.batch, z.shape[1], layer.label_start + chunk.start, walk.constant, self._scale,

@@ -81,7 +81,7 @@ def elementwise_kernel(
     stride,  # of both, a multiple of 16
     features, features_stride,  # x: its first column is the constant feature
     waves,  # [tiles · BN, 16], WAVES: U of a part's labels
-    coef, grad_coef, coef_stride,  # [B, parts · 16]: what U is multiplied by, and out the gradient of that
+    coef, coef_stride,  # [B, parts · 16]: what U is multiplied by; out, GRAD_WAVES: the gradient of that
     bias,  # [c]
     indices, offsets, unknown,  # label sets, SPARSE
     dense, dense_stride, dense_step,  # else [B, c] of any dtype; NaN says nothing, with UNKNOWN
@@ -193,8 +193,9 @@ def elementwise_kernel(
                 grad_coefs = tl.dot(operand(made, INTERPRETED), u, grad_coefs, input_precision=PRECISION)
             tl.store(g + place, made, mask=in_row[:, None] & (label < stride)[None, :])
     if GRAD_WAVES:
-        made = rounded(grad_coefs, grad_coef.dtype.element_ty, INTERPRETED)
-        tl.store(grad_coef + wave_place, made, mask=in_row[:, None])
+        tl.debug_barrier()  # several threads have read a row's coefficients, one of them writes there
+        made = rounded(grad_coefs, coef.dtype.element_ty, INTERPRETED)
+        tl.store(coef + wave_place, made, mask=in_row[:, None])
     sums = row_sums + part * batch + row
     before = tl.load(sums, mask=in_row.to(tl.int32) * more > 0, other=0.0)
     tl.debug_barrier()  # several threads have read a row's, one of them writes it
