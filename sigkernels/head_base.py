@@ -207,7 +207,8 @@ class Head(nn.Module):
         if torch.compiler.is_compiling() and (self.shard is not None or update is not None):
             # The compiler takes the DTensors of a sharded head for plain tensors, and its graphs have no place for our
             # collectives, nor for weights that change while the loss is computed.
-            again = torch.compiler.disable(self.forward, reason="sharded heads and update= run eagerly")
+            torch._dynamo.graph_break(msg="sharded heads and update= run eagerly: leave fullgraph=True out")
+            again = torch.compiler.disable(self.forward)
             return again(h, targets, loss, reduction, unknown=unknown, update=update, _verb=_verb)
         if _verb is not None:
             return _verb(h)

@@ -221,3 +221,19 @@ def test_refuses_a_damaged_state(step: Any) -> None:
 def test_refuses_one_tensor_for_parameters() -> None:
     with pytest.raises(TypeError, match=r"got one tensor: write \[parameter\]"):
         sk.optim.FusedSGD(HEADS["linear"]().weight)
+
+
+def test_runs_outside_of_compiled_graphs() -> None:
+    head, h = HEADS["linear"](), torch.randn(2, E)
+    opt = sk.optim.FusedSGD(head, 0.1)
+
+    def step(h: torch.Tensor) -> torch.Tensor:
+        return head.loss(h * 1, [[1], []], update=opt)
+
+    want = head.loss(h, [[1], []]).detach()
+    assert torch.equal(torch.compile(step)(h), want)
+    opt.step()
+    assert head.loss(h, [[1], []]) < want
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="update= run eagerly: leave fullgraph=True out"):
+        torch.compile(step, fullgraph=True)(h)

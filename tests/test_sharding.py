@@ -128,6 +128,9 @@ def _check_compiled(head, h, sets):
     assert torch.equal(torch.compile(head)(h, sets), eager)
     assert torch.equal(torch.compile(lambda h: head.loss(h + 0, sets) * 1)(h), eager)
     assert torch.compile(lambda h: head.predict(h, 0.04))(h) == found
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"sharded heads .* run eagerly"):
+        torch.compile(head, fullgraph=True)(h, sets)
 
 
 def _check_distributed_tensors(h, sets):
