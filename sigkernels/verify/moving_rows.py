@@ -1,9 +1,14 @@
 """The largest balls of matrices of which about as many rows touch a ball as there are features: heads with codes.
 
 Mehrotra's interior-point method as in :mod:`.interior`, one system per set and step, on the rows that are nearest at
-that step. It starts from a soft ball (:mod:`.soft_margin`): all products of slacks and multipliers are equal there,
-and what the equations lack falls with them, so that rows can come in at any time. All rows of all sets are priced with
-one matrix product per step. As soon as the rows that touch the ball seem to be known, their equations are solved.
+that step. With margins ``m_i(x) = a_i·x + c_i`` in units of the box and multipliers α, β of its edges it follows
+
+    s_i = m_i(x) - e,   Σ λ_i a_i = α - β,   Σ λ_i = 1,   λ_i s_i = α_j (1 - x_j) = β_j (1 + x_j) = μ → 0
+
+from a soft ball (:mod:`.soft_margin`), where ``s_i - δ λ_i = m_i - e`` instead and all products are equal. What the
+equations lack falls along the way, so that rows can come in at any time, with any slack. All rows of all sets are
+priced with one matrix product per step. As soon as the rows that touch the ball seem to be known, their equations are
+solved. Nothing here is believed: the point and the multipliers of a ball each prove a bound, in :mod:`.check`.
 """
 
 from __future__ import annotations
