@@ -266,6 +266,7 @@ class LabelSets:
 
     def to_lists(self) -> list[list[int]]:
         """One sorted list of labels per row."""
+        forms.check_values("these", *self.checked(), self.num_labels)
         flat, ends = self.indices.tolist(), self.offsets.tolist()
         return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
@@ -378,6 +379,7 @@ class LabelSets:
         )
 
     def __iter__(self) -> Iterator[Tensor]:
+        forms.check_values("these", *self.checked(), self.num_labels)
         return iter(self.indices.split(self.sizes.tolist()))
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""Kernels read memory. Calls that have none to read go through their torch.library operator instead: which ones."""
+"""Kernels read memory. Calls that have none to read go through their torch.library operator instead, or are refused."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def by_operator(x: Tensor, *others: Tensor | None) -> bool:
         if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return True
     return False
+
+
+def refuse_mapped(remedy: str, *tensors: Tensor | None) -> None:
+    """Raises where torch.func.vmap maps one of the tensors."""
+    if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in tensors):
+        raise RuntimeError(f"torch.func.vmap was asked for what it cannot map: {remedy}")

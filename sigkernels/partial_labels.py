@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import label_forms, validation
 from .labels import LabelSets
+from .operator_dispatch import refuse_mapped
 
 
 class PartialTargets(NamedTuple):
@@ -39,6 +40,10 @@ def check_partial_targets(
     targets: Any, unknown: Any, leading: torch.Size, num_labels: int, device: torch.device
 ) -> tuple[PartialTargets, int | Tensor]:
     """(targets in any accepted form beside their unknown labels, how many entries are known)."""
+    for given in (targets, unknown):
+        if isinstance(given, LabelSets) or (given is unknown and isinstance(given, Tensor)):
+            tensors = given.unchecked() if isinstance(given, LabelSets) else (given,)
+            refuse_mapped("label sets beside unknown labels, and unknown labels; call the loss once for each", *tensors)
     if isinstance(targets, np.ndarray) and targets.dtype != object:
         targets = label_forms.tensor_of("targets", targets).to(device)
     if isinstance(targets, Tensor) and targets.layout is torch.strided and targets.is_floating_point():

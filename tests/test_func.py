@@ -277,6 +277,15 @@ def test_unknown_labels(p, dense):
     many = torch.stack([args[0], -args[0]])
     got, want = (vmap(grad(f), in_dims=(0, None))(many, weight) for f in (ours, plain))
     torch.testing.assert_close(got, want)
+    masks, more = ~mask.expand(2, *mask.shape), {"loss": sk.BCE(), "unknown": unknown}
+    for mapped in (
+        lambda x, m: sk.functional.linear_loss(x, torch.ones(N, x.shape[1]).to(x), targets, unknown=m),
+        lambda x, m: sk.functional.linear_loss(
+            x, torch.ones(N, x.shape[1]).to(x), sk.LabelSets.from_sorted(m[0].long()[:5], torch.arange(6), N), **more
+        ),
+    ):
+        with pytest.raises(RuntimeError, match=r"cannot map: .*unknown labels; call the loss once for each"):
+            vmap(mapped)(many, masks)
     with pytest.raises(RuntimeError, match="no forward-mode derivatives"):
         jvp(lambda x: ours(x, weight), args[:1], args[:1])
     with pytest.raises(RuntimeError, match="no second derivative"):

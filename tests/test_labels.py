@@ -391,6 +391,8 @@ def test_sets_without_numbers_are_copied_shown_and_loaded(tmp_path):
 
 
 USERS = {
+    "to_lists": lambda sets: sets.to_lists(),
+    "iteration": lambda sets: list(sets),
     "to_dense": lambda sets: sets.to_dense(),
     "to_scipy": lambda sets: sets.to_scipy(),
     "runs": lambda sets: sets.runs(),

@@ -41,12 +41,6 @@ class Differentiable:
         return self._function.apply(*arguments)
 
 
-def refuse_mapped(remedy: str, *tensors: Tensor | None) -> None:
-    """Raises where torch.func.vmap maps one of the tensors."""
-    if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in tensors):
-        raise RuntimeError(f"torch.func.vmap was asked for what it cannot map: {remedy}")
-
-
 def one_by_one(
     function: Callable[..., Any], info: Any, dims: Sequence[Any], arguments: Sequence[Any]
 ) -> tuple[Any, Any]:

@@ -18,7 +18,6 @@ from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, Loss
 from ..operator_dispatch import by_operator
 from ..partial_labels import PartialTargets
-from .differentiable import refuse_mapped
 from .fused_loss import NO_NEEDS, FusedLoss, Spec, evaluate
 from .missing_derivatives import refuse_double_backward
 from .targets import from_target_tensors, target_tensors
@@ -43,7 +42,6 @@ def partial_loss(
         return partial_loss_operator(*call)[0]
     spec = _spec(x, loss, layer.meta, targets.unknown, total)
     if torch._C._are_functorch_transforms_active():
-        refuse_mapped("unknown labels; call the loss once for each", targets.unknown)
         return TransformedLoss.apply([spec], *inputs, None, None, *arrays)
     if not torch.is_grad_enabled():
         return evaluate(spec, inputs, targets.targets, None, NO_NEEDS)[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import backends
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
-from .differentiable import refuse_mapped
+from ..operator_dispatch import refuse_mapped
 
 
 def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
