@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import label_forms, validation
 from .labels import LabelSets
-from .operator_dispatch import refuse_mapped
+from .operator_dispatch import by_operator, refuse_mapped
 
 
 class PartialTargets(NamedTuple):
@@ -59,7 +59,8 @@ def check_partial_targets(
     sets = _sets(unknown, num_labels).to(device)
     if len(sets) != len(y):
         raise ValueError(f"unknown holds {len(sets)} label sets for {len(y)} rows of input; give one per row")
-    indices, offsets, flags = join_unknown(*y.checked(), *sets.checked(), num_labels)
+    parts = (*y.checked(), *sets.checked())
+    indices, offsets, flags = (join_unknown if by_operator(*parts) else _join)(*parts, num_labels)
     known = len(y) * num_labels - sets.indices.numel()
     return PartialTargets(LabelSets.from_sorted(indices, offsets, num_labels), flags), known
 
@@ -82,8 +83,7 @@ def _dense_mask(unknown: Any, shape: torch.Size, device: torch.device) -> Tensor
     return mask.reshape(shape).to(device)
 
 
-@torch.library.custom_op("sigkernels::join_unknown", mutates_args=())
-def join_unknown(
+def _join(
     indices: Tensor, offsets: Tensor, unknown_indices: Tensor, unknown_offsets: Tensor, num_labels: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(indices, offsets) of the union of active and unknown labels, and which of them are unknown, bool ``[nnz]``."""
@@ -91,6 +91,9 @@ def join_unknown(
     keys = torch.cat([LabelSets.from_sorted(indices, offsets, num_labels).keys(), unknown.keys()]).unique()
     sizes = torch.bincount(keys // num_labels, minlength=len(unknown))
     return keys % num_labels, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), listed_in(keys, unknown)
+
+
+join_unknown: Any = torch.library.custom_op("sigkernels::join_unknown", _join, mutates_args=())
 
 
 @join_unknown.register_fake

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import reference
 import torch
@@ -47,3 +50,20 @@ def test_ends_of_the_range_and_nan(device):
 def test_refusals(threshold):
     with pytest.raises(ValueError, match="threshold is a probability"):
         sk.LinearHead(3, 5).predict(torch.zeros(1, 3), threshold)
+
+
+def test_no_verb_imports_the_compiler():
+    """Which takes more than a second, and which the first call of any operator does."""
+    code = """if True:
+        import sys, torch, sigkernels as sk
+        head, h, sets = sk.DFTHead(40, 30, 2, 4, codes=16), torch.randn(3, 40), [[1], [], [2, 29]]
+        for loss in (sk.BCE(), sk.SigmoidF1(), sk.LMLNLL(2)):
+            head.loss(h, sets, loss).backward()
+        head.loss(h, sets, unknown=[[5]] * 3).backward()
+        head.topk(h, 3)[0].sum().backward()
+        head.predict(h), head.predict(h, torch.full((30,), 0.3))
+        for f in (sk.functional.lml_nll, sk.functional.truncated_topk_entropy, sk.functional.smooth_topk_svm):
+            f(head(h), sets, 2).backward()
+        assert "torch._dynamo" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,20 +11,21 @@ from torch import Tensor
 from .. import backends
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
-from ..operator_dispatch import refuse_mapped
+from ..operator_dispatch import by_operator, refuse_mapped
 
 
 def predict(x: Tensor, layer: Layer, threshold: float | Tensor) -> LabelSets:
     """``[B, D] →`` B label sets; ``threshold`` is a logit, or one for each label, ``[m]``. Arguments were checked."""
     refuse_mapped("sets, which differ in size; call predict on all rows at once", x, layer.weight, layer.bias)
-    per_label = threshold if isinstance(threshold, Tensor) else None
+    number, per_label = (0.0, threshold) if isinstance(threshold, Tensor) else (threshold, None)
+    # The first call of any operator imports the compiler, which takes a second: not for a call that needs none.
+    traced = by_operator(x, layer.weight, layer.bias, per_label) or torch._C._are_functorch_transforms_active()
     with torch.no_grad():
-        indices, offsets = predict_operator(x, *layer, 0.0 if per_label is not None else threshold, per_label)
+        indices, offsets = (predict_operator if traced else _predict)(x, *layer, number, per_label)
     return LabelSets.from_sorted(indices, offsets, layer.num_labels)
 
 
-@torch.library.custom_op("sigkernels::predict", mutates_args=())
-def predict_operator(
+def _predict(
     x: Tensor, weight: Tensor, bias: Tensor | None, meta: Sequence[int], threshold: float, per_label: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     layer = Layer(weight, bias, LayerMeta(*meta))
@@ -31,6 +33,9 @@ def predict_operator(
         x, layer, threshold if per_label is None else per_label
     )
     return sets.indices, sets.offsets
+
+
+predict_operator: Any = torch.library.custom_op("sigkernels::predict", _predict, mutates_args=())
 
 
 @predict_operator.register_fake

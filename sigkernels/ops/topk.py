@@ -69,7 +69,7 @@ def _grads(g: Tensor, x: Tensor, layer: Layer, labels: Tensor, needs: Any) -> tu
     if needs[0]:
         parts = [torch.einsum("bm,bms->bs", g, layer.weight[rows])]
         if layer.codes:
-            parts.insert(0, torch.einsum("bm,bmc->bc", g, rows_of_codes(labels, layer.codes).to(g.dtype)))
+            parts.insert(0, torch.einsum("bm,bmc->bc", g, _code_rows(labels, layer.codes).to(g.dtype)))
         if layer.k >= 0:
             parts.insert(0, _dft_adjoint(g, labels, layer))
         grad_x = torch.cat(parts, 1)
@@ -94,11 +94,18 @@ def _dft_adjoint(g: Tensor, labels: Tensor, layer: Layer) -> Tensor:
     return torch.cat([constant, pairs.flatten(1) * math.sqrt(2 / n)], 1).to(g.dtype)
 
 
-@torch.library.custom_op("sigkernels::rows_of_codes", mutates_args=())
-def rows_of_codes(labels: Tensor, codes: int) -> Tensor:
+def _code_rows(labels: Tensor, codes: int) -> Tensor:
+    traced = by_operator(labels) or torch._C._are_functorch_transforms_active()
+    return (rows_of_codes if traced else _rows_of_codes)(labels, codes)
+
+
+def _rows_of_codes(labels: Tensor, codes: int) -> Tensor:
     """The rows of the codes for ``labels […]``, ``[…, c]`` float32: exact. An operator, as numpy cannot be traced."""
     rows = code_rows(codes, labels.detach().cpu().numpy().ravel()).astype(np.float32)
     return torch.from_numpy(rows).to(labels.device).reshape(*labels.shape, codes)
+
+
+rows_of_codes: Any = torch.library.custom_op("sigkernels::rows_of_codes", _rows_of_codes, mutates_args=())
 
 
 @rows_of_codes.register_fake
