@@ -170,9 +170,10 @@ class LabelShard:
         own = torch.zeros(1 + _SAMPLES, dtype=torch.float64)
         seen = {name: _fingerprint(value, _SAMPLED) for name, value in parts.items()}
         if isinstance(h, Tensor):
-            seen["h"] = _form(h)
-            sample = _sampled(h.detach(), _SAMPLES).to(own).nan_to_num(0.0, 0.0, 0.0)
-            own[1 : 1 + len(sample)] = sample
+            seen["h"] = f"{_form(h)} {h.device.type}"
+            if h.is_cpu and h.layout is torch.strided and not h.is_complex():
+                sample = _sampled(h.detach(), _SAMPLES).to(own).nan_to_num(0.0, 0.0, 0.0)
+                own[1 : 1 + len(sample)] = sample
         own[0] = zlib.crc32(repr(seen).encode())
         most, least = self.maximum(torch.stack([own, -own]))
         apart, scale = most + least, torch.maximum(most, least)[1:].max()
