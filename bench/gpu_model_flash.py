@@ -20,6 +20,7 @@ from sigkernels.backends.flash_kernels import FlashSizes
 
 Case = tuple[int, int, int, int]  # n, k (-1: no DFT), s, B
 CUDA_WIDEST = 128
+_SEARCH = 4  # steps that find a label among the positives of a row
 
 
 # -- the flash kernel in CUDA C++ ---------------------------------------------------------------------------------------
@@ -123,24 +124,36 @@ def _cuda_cubin(shape: CUDAShape, piece: int, wide: bool, add: bool) -> Any:
     return cuda_cubin(unit, 80, Path(__file__).resolve().parent.parent / "csrc")
 
 
+# What comes before and after the loop over labels: rows and weights that arrive, the search for the first positive, sums that
+# meet. Of unrolled loops both the body and its rest are walked, so that this is rather too long.
+_WHOLE: dict[str, Any] = {name: value for name, value in _CUDA.items() if name != "tile"} | {
+    "loops": [
+        *_CUDA["loops"],
+        {"at": r"while \(low < high", "trips": _SEARCH},
+        {"at": r"for \(int at = now", "trips": "meeting"},
+    ],
+}
+
+
 @functools.cache
-def _cuda_tile_seconds(
+def _cuda_seconds(
     machine: str, shape: CUDAShape, rows: int, slack: int, dft: bool, wide: bool, add: bool
-) -> float:
-    """A tile of labels and a group of rows on one multiprocessor. ``wide``: sums for a gradient in float32 are written,
-    ``add``: and read before."""
+) -> tuple[float, float]:
+    """Of a group of rows on one multiprocessor: a tile of labels, and all that comes before and after the tiles. ``wide``:
+    sums for a gradient in float32 are written, ``add``: and read before."""
     m, width = MACHINES[machine], slack * shape.size
     piece = next(piece for piece in (16, 8, 4, 2) if width % piece == 0)
     cubin = _cuda_cubin(shape, piece, wide or shape.size == 4, add)
     (registers,) = sass.registers(cubin).values()
     known = dict(
-        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=dft,
+        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=dft, meeting=max(shape.rows // 64, 1),
         steps=-(-rows // (2 * shape.depth)) * 2, passes=shape.tile * shape.steps * 32 // (256 * piece),
     )  # fmt: skip
-    made = report.predict(
-        sass.load(cubin, "fused_loss_kernel"), _CUDA, m, warps=8, tiles=m.sms, registers=registers, blocks=1, **known
-    )
-    return made.result.cycles / (m.ghz * 1e9)
+    launch = dict(warps=8, tiles=m.sms, registers=registers, blocks=1)
+    code = sass.load(cubin, "fused_loss_kernel")
+    tile = report.predict(code, _CUDA, m, **launch, **known).result.cycles
+    whole = report.predict(code, _WHOLE, m, reps=1, **launch, **known).result.cycles
+    return tile / (m.ghz * 1e9), (whole - tile) / (m.ghz * 1e9)
 
 
 def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
@@ -154,8 +167,8 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
         seconds = 0.0
         for first in range(0, rows, shape.rows):
             group = min(shape.rows, rows - first)
-            tile = _cuda_tile_seconds(machine, shape, group, s, k >= 0, several, first > 0)
-            seconds += labels / shape.tile * tile
+            tile, outside = _cuda_seconds(machine, shape, group, s, k >= 0, several, first > 0)
+            seconds += max(labels / shape.tile, 1) * tile + outside
         return seconds
 
     return _flash_step(machine, dtype, (n, k, s, batch), sizes, -(-n // labels), kernel)
@@ -316,7 +329,7 @@ def _flash_step(
     kernel: Callable[[int], float],
     finish: Callable[[int], float] | None = None,
 ) -> tuple[float, int]:
-    """``kernel(rows)``: the seconds of a launch, where ``finish`` is not given of its loop over labels alone."""
+    """``kernel(rows)``: the seconds of a launch; ``finish(rows)``: of the last kernel, where that is simulated."""
     import torch
 
     m, size, (n, k, s, batch) = MACHINES[machine], ELEMENT[dtype], case
@@ -338,11 +351,7 @@ def _flash_step(
             moved = n * s * (size + (8 if batch > sizes.rows else size)) + n * rows / 8
             if n * s * (size + 4) > 0.7 * m.l2_mib * 2**20:
                 moved += (groups - 1) * n * s * (size + 8)
-            # Outside the loop: x and coef in, slabs out, two latencies of memory each way of a group.
-            around = 0.0
-            if finish is None:
-                around = groups * 4 * m.l2 / (m.ghz * 1e9) + _slab_seconds(m, blocks * rows * s * 4)
-            seconds += max(kernel(rows), moved / m.hbm) + around + LAUNCH
+            seconds += max(kernel(rows), moved / m.hbm) + LAUNCH
         elif launch.name == "finish":
             rows = launch.keywords["batch"]
             known = _slab_seconds(m, blocks * rows * s * 4) + 4 * m.l2 / (m.ghz * 1e9) + LAUNCH

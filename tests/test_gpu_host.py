@@ -145,6 +145,14 @@ def test_auto_falls_to_triton_where_the_kernels_do_not_run(machine):
         chosen(0)
 
 
+def test_a_missing_backend_is_asked_for_once(machine, monkeypatch):
+    """A failed search for a module or a driver costs more than a small layer."""
+    machine()
+    asked = []
+    monkeypatch.setattr(backends.by_name("cuda"), "unavailable", lambda: asked.append(1) or "there is none")
+    assert [chosen(0) for _ in range(3)] == ["triton"] * 3 and len(asked) == 1
+
+
 # --- tables on the device ---------------------------------------------------------------------------------------
 
 
