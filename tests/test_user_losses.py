@@ -250,6 +250,57 @@ def test_a_tensor_that_would_miss_its_gradient_is_refused(loss, compiled):
         assert public_loss(p, p.targets, loss, "mean").isfinite()
 
 
+def with_closed_form(gives):
+    class Closed(sk.ElementwiseLoss):
+        def value(self, z, y):
+            return (z - y).square()
+
+        def value_and_grad(self, z, y):
+            return gives((z - y).square(), 2 * (z - y))
+
+    return Closed()
+
+
+@pytest.mark.parametrize(
+    ("gives", "words"),
+    [
+        (lambda f, g: f, "a tuple of two tensors, f and ∂f/∂z, got Tensor"),
+        (lambda f, g: (f, g, g), "a tuple of two tensors"),
+        (lambda f, g: (f, None), r"of shape \[7, \d+\], got NoneType"),
+        (lambda f, g: (f, g > 0), r"got torch.bool \[7"),
+        (lambda f, g: (f, g[:1]), r"got torch.float32 \[1"),
+        (lambda f, g: (f.mean(), g), r"got torch.float32 \[\]"),
+    ],
+)
+def test_a_closed_form_of_another_form_is_refused(gives, words):
+    """A gradient of booleans, or none, was taken for zeros."""
+    p = problem(60, 4, 5, 7)
+    with pytest.raises(ValueError, match=f"value_and_grad of Closed must give .*{words}"):
+        public_loss(p, p.targets, with_closed_form(gives), "mean")
+    same(problem(60, 4, 5, 7, dtype=torch.float64), with_closed_form(lambda f, g: (f, g)))
+
+
+class Detached(sk.ElementwiseLoss):
+    def value(self, z, y):
+        return (z - y).square().detach()
+
+
+class DetachedColumns(sk.ColumnLoss):
+    def column_values(self, z, y):
+        return (z - y).detach().square().mean(0)
+
+
+@pytest.mark.parametrize("loss", [Detached(), DetachedColumns()], ids=lambda loss: type(loss).__name__)
+def test_a_formula_without_a_gradient_is_refused_where_one_is_wanted(loss):
+    p = problem(60, 4, 5, 7)
+    with pytest.raises(
+        ValueError, match=f"formula of {type(loss).__name__} gives a tensor that does not depend on the logits"
+    ):
+        public_loss(p, p.targets, loss, "mean")
+    with torch.no_grad():
+        assert public_loss(p, p.targets, loss, "mean").isfinite()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Averaging(sk.ColumnLoss):
     """A setting of the name that the package's own losses use, with a meaning of its own."""

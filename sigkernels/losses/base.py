@@ -228,7 +228,7 @@ class ElementwiseLoss(Loss):
     def tile(self, z: Tensor, y: Tensor, with_grad: bool) -> tuple[Tensor, Tensor | None]:
         """f and, where it is wanted, ∂f/∂z of a tile of labels; the closed form where there is one."""
         if self._closed_form:
-            return self.value_and_grad(z, y)
+            return _checked_pair(self.value_and_grad(z, y), z.shape, type(self).__name__)
         if not with_grad:
             return check_shape(self.value(z, y), z.shape, type(self).__name__), None
         return ElementwiseLoss.value_and_grad(self, z, y)
@@ -317,10 +317,13 @@ def tile_value(formula: Any, z: Tensor, y: Tensor, shape: torch.Size, name: str)
 
 
 def tile_gradients(f: Tensor, upstream: Tensor, leaves: Sequence[Tensor], name: str) -> list[Tensor]:
-    """``upstream · ∂f/∂leaf`` for each leaf; zero where f does not depend on it."""
+    """``upstream · ∂f/∂leaf`` for each leaf; zero for one that f does not depend on."""
     with _Recording():
         if not f.requires_grad:
-            return [torch.zeros_like(leaf) for leaf in leaves]
+            raise ValueError(
+                f"the formula of {name} gives a tensor that does not depend on the logits as autograd sees it: leave out "
+                "detach(), item() and what is not differentiable, or use it without gradients"
+            )
         _refuse_other_leaves(f, leaves, name)
         grads = torch.autograd.grad(f, leaves, upstream, allow_unused=True)
         return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
@@ -341,6 +344,21 @@ def _refuse_other_leaves(f: Tensor, leaves: Sequence[Tensor], name: str) -> None
                 "does not give; use it detached, or take the loss of the logits head(h)"
             )
         nodes += [before for before, _ in node.next_functions]
+
+
+def _checked_pair(pair: Any, shape: Sequence[int], name: str) -> tuple[Tensor, Tensor]:
+    """Refuses what is not (f, ∂f/∂z) of a tile: another shape could be broadcast, other numbers rounded."""
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ValueError(
+            f"value_and_grad of {name} must give a tuple of two tensors, f and ∂f/∂z, got {type(pair).__name__}"
+        )
+    for part in pair:
+        if not isinstance(part, Tensor) or part.shape != torch.Size(shape) or not part.is_floating_point():
+            given = f"{part.dtype} {list(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+            raise ValueError(
+                f"value_and_grad of {name} must give f and ∂f/∂z as floating point tensors of shape {list(shape)}, got {given}"
+            )
+    return pair
 
 
 def check_shape(f: Any, shape: Sequence[int], name: str) -> Tensor:
