@@ -12,14 +12,11 @@ template <class C>
 struct GradWeight {
     using V = typename Simd<C>::V;
     static constexpr int L = Simd<C>::kLanes, PW = kPanel<C>;
-    // Labels at a time, over all slack columns: a panel of the packed x_s comes from the second-level cache and serves
-    // them all.
-    static constexpr int64_t kGroup = 48;
-
     const Job& job;
     const Layout<C>& layout;
     const Shared<C>& shared;
     const Local<C>& local;
+    const uint16_t* narrowed = nullptr;  // the rows of the tile, where their type has 16 bits
 
     Pair* rows_in_pairs(int64_t panel) const { return local.g_by_rows + panel * layout.tile * (PW / 2); }
 
@@ -38,11 +35,13 @@ struct GradWeight {
         Block<C, MR, NV> block;
         block.zero();
         const int64_t first = layout.slack_column(vector);
-        // What is written next: the next columns of these labels, or the first of the next labels.  Not in a buffer of
-        // this thread, which is near anyway: what lies behind its end is another thread's.
-        const C* next = out + (vector + NV < layout.slack_vectors ? first + NV * L : kGroup * stride);
+        // What is written next comes nearer: the next columns of these labels, or the first of the next labels.  Where a
+        // buffer of this thread is written, which is near, what it will be copied to.
         if (!layout.narrows_grad_weight) {
+            const C* next = out + (vector + NV < layout.slack_vectors ? first + NV * L : kGroup * stride);
             SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
+        } else if (narrowed) {
+            SK_EACH(i, MR) __builtin_prefetch(narrowed + (t + i) * job.grad_weight_stride + first, 1, 3);
         }
         constexpr int64_t kTerms = PW / kPack, kStep = NV * L;  // of a whole panel; from one term of x to the next
         const auto* x = shared.by_slack + layout.by_slack_at(vector);
@@ -99,9 +98,10 @@ struct GradWeight {
         const bool narrow = layout.narrows_grad_weight, update = updates(job.weight_update);
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
         const int64_t stride = narrow ? layout.narrowed_stride : job.grad_weight_stride;
+        if (narrow && !update) narrowed = static_cast<const uint16_t*>(job.grad_weight) + at * job.grad_weight_stride;
         for (int64_t group = 0; group < count; group += kGroup) {
             const int64_t rows = count - group < kGroup ? count - group : kGroup;
-            C* to = update ? out : out + group * stride;  // what is used up at once stays near
+            C* to = narrow ? out : out + group * stride;  // what is used up at once stays near
             for (int64_t panel = 0; panel < layout.panels; panel += kDepth / PW) {
                 const int64_t last = panel + kDepth / PW < layout.panels ? panel + kDepth / PW : layout.panels;
                 columns(group, rows, panel, last, to, stride, layout.adds_grad_weight || panel);
@@ -109,14 +109,19 @@ struct GradWeight {
             if (layout.tail) tail(group, rows, to, stride);
             if (update)
                 update_rows(job.weight_update, job.dtype, to, stride, rows, layout.slack, at + group, job.label_start + at + group);
+            else if (narrow)
+                write_narrowed(at + group, rows, to, stride);
         }
-        if (!narrow || update) return;
+    }
+
+    // Rows of grad_weight in the type that it has in memory.
+    void write_narrowed(int64_t at, int64_t rows, const C* source, int64_t stride) const {
         with_storage<C>(job.grad_weight_dtype, job.grad_weight, [&](auto* to) {
             using E = std::remove_reference_t<decltype(*to)>;
-            for (int64_t t = 0; t < count; ++t) {
+            const int64_t s = layout.slack;
+            for (int64_t t = 0; t < rows; ++t) {
                 E* __restrict row = to + (at + t) * job.grad_weight_stride;
-                const C* __restrict from = local.gweight + t * stride;
-                const int64_t s = layout.slack;
+                const C* __restrict from = source + t * stride;
                 int64_t first = 0;
                 if constexpr (kDot2 && std::is_same<E, Bf16>::value)
                     for (; !job.accumulate && first + L <= s; first += L) store(row + first, rounded(load<V>(from + first)));

@@ -21,6 +21,10 @@ constexpr int64_t kPack = kDot2 ? 2 : 1;  // numbers in a Factor
 
 SK_INLINE int64_t packed(int64_t count) { return (count + kPack - 1) / kPack; }
 
+// grad_weight is made for so many labels at a time, over all slack columns: a panel of the packed x_s comes from the
+// second-level cache and serves them all.
+constexpr int64_t kGroup = 48;
+
 constexpr int kMostTail = 8;  // columns that grad_tail.h takes
 
 template <class C>
@@ -45,8 +49,8 @@ struct Layout {
     // A tile of the weight is copied first, with copied_stride Factors from row to row.
     const bool copies_weight;
     const int64_t copied_stride;
-    // grad_weight has another type in memory, or an optimizer takes it: a tile of it is made in C, with narrowed_stride
-    // numbers from row to row.
+    // grad_weight has another type in memory, or an optimizer takes it: a group of labels is made in C, with
+    // narrowed_stride numbers from row to row.
     const bool narrows_grad_weight;
     const int64_t narrowed_stride;
     const bool adds_grad_weight;  // to what is there already, by the product itself

@@ -73,7 +73,7 @@ struct Local {
     Pair* weight_by_labels;  // [T/2][s]      pairs of labels
     Pair* g_by_labels;       // [T/2][PW]     pairs of labels, of a panel
     Pair* g_by_rows;         // [P][T][PW/2]  pairs of rows, times row_scale
-    C* gweight;      // [T][narrowed_stride]
+    C* gweight;      // [kGroup][narrowed_stride]
     C* gbias;        // [T]          where an optimizer takes it
     C* bound;        // [P][PW]      topk: what a logit must exceed
     size_t bytes;
@@ -98,7 +98,7 @@ struct Local {
         weight_by_labels = bump.take<Pair>(kDot2 && job.needs_x ? packed(tile) * layout.slack : 0);
         g_by_labels = bump.take<Pair>(kDot2 && job.needs_x ? packed(tile) * PW : 0);
         g_by_rows = bump.take<Pair>(kDot2 && job.needs_weight ? panels * tile * packed(PW) : 0);
-        gweight = bump.take<C>(layout.narrows_grad_weight ? tile * layout.narrowed_stride : 0);
+        gweight = bump.take<C>(layout.narrows_grad_weight ? kGroup * layout.narrowed_stride : 0);
         gbias = bump.take<C>(updates(job.bias_update) ? tile : 0);
         bound = bump.take<C>(job.consumer == Consumer::topk ? panels * PW : 0);
         bytes = bump.used;
