@@ -41,13 +41,18 @@ std::shared_ptr<sk::Shape> shape_of(int dtype, int threads, int shares, int tile
 std::unique_ptr<sk::Call> call_of(std::shared_ptr<const sk::Shape> shape, py::handle x, py::handle weight, py::handle bias) {
     sk::LayerArrays layer;
     if (!layer.hold(x, weight, bias))
-        throw py::value_error("x, weight and bias must be a layer: CPU tensors [R, D], [m, s] and [m] of one dtype");
+        throw py::value_error(
+            "x, weight and bias must be a layer: CPU tensors [R, D], [m, s] and [m] of one dtype, whose storage holds all "
+            "their elements; where it was emptied or resized, as FSDP does between steps, fill it again before the call");
     return std::make_unique<sk::Call>(std::move(shape), std::move(layer));
 }
 
 void set_sparse_targets(sk::Call& call, py::handle indices, py::handle offsets, int64_t num_labels, py::handle unknown) {
     sk::SparseTargets targets;
-    if (!targets.hold(indices, offsets)) throw py::value_error("indices and offsets must be vectors of int64 on the CPU");
+    if (!targets.hold(indices, offsets))
+        throw py::value_error(
+            "indices and offsets must be vectors of int64 on the CPU, whose storage holds all their elements; build new "
+            "LabelSets(indices, offsets, num_labels)");
     call.set_sparse_targets(std::move(targets), num_labels);
     call.set_unknown(unknown);
 }

@@ -21,7 +21,8 @@ struct LossVectors {
 // The gradients are scaled by `scale`, or row by row; `call` has targets.
 LossResult fused_loss(Call& call, const LossParams& loss, double scale, const LossVectors& vectors, Needs needs);
 
-// The whole of an ordinary step in one call: a loss without tensors, of a layer on label sets, all on plain tensors.
+// The whole of an ordinary step in one call: an elementwise loss whose settings are numbers, against label sets; x, weight
+// and bias are torch.Tensor or Parameter themselves.
 class PlainLoss {
   public:
     // `fixed_columns` of x come before those of the weight, which are `slack`, or any number for -1.

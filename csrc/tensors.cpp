@@ -1,5 +1,6 @@
 #include "tensors.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <new>
@@ -17,7 +18,8 @@ struct Torch {
     const dlpack::Exchange* exchange;
     py::object tensor, parameter, get_num_threads;
     py::object dtypes[5];  // by Dtype
-    py::str is_neg{"is_neg"}, requires_grad{"requires_grad"};
+    py::str is_neg{"is_neg"}, requires_grad{"requires_grad"}, untyped_storage{"untyped_storage"}, data_ptr{"data_ptr"},
+        nbytes{"nbytes"};
 };
 const Torch* torch = nullptr;
 
@@ -92,17 +94,53 @@ bool requires_grad(py::handle tensor) { return is_true(PyObject_GetAttr(tensor.p
 
 // ---- reading ----
 
+namespace {
+
+void forget_exception() {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();  // such as KeyboardInterrupt
+    PyErr_Clear();
+}
+
+// What a method returns; null where it raises.
+py::object call(const py::object& object, const py::str& method) {
+    PyObject* result = PyObject_CallMethodNoArgs(object.ptr(), method.ptr());
+    if (!result) forget_exception();
+    return py::reinterpret_steal<py::object>(result);
+}
+
+// Whether all elements of a tensor are inside of its storage, which may have been resized since the tensor was made.
+bool is_inside(const dlpack::Tensor& tensor, const void* data, const void* storage, size_t bytes) {
+    size_t last = 0;
+    for (int i = 0; i < tensor.ndim; ++i) {
+        if (!tensor.shape[i]) return true;
+        last += static_cast<size_t>(tensor.shape[i] - 1) * static_cast<size_t>(tensor.strides[i]);
+    }
+    const size_t first = reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(storage);  // huge if in front of it
+    return first <= bytes && last < (bytes - first) / (tensor.dtype.bits / 8);
+}
+
+}  // namespace
+
 bool Array::read() {
-    if (torch->exchange->borrow(object_.ptr(), &tensor_)) {
-        PyErr_Clear();
+    // A tensor does not keep its memory: `tensor.data = other` in another thread lets it go while a kernel reads.
+    storage_ = call(object_, torch->untyped_storage);
+    if (!storage_) return false;
+    const py::object start = call(storage_, torch->data_ptr), bytes = call(storage_, torch->nbytes);
+    if (!start || !bytes || !PyLong_Check(start.ptr()) || !PyLong_Check(bytes.ptr())) return false;
+    dlpack::Tensor tensor;
+    if (torch->exchange->borrow(object_.ptr(), &tensor)) {
+        forget_exception();
         return false;
     }
-    if (tensor_.device.type != dlpack::kCpu || (tensor_.ndim && !tensor_.strides)) return false;
-    int64_t count = 1;
-    for (int i = 0; i < tensor_.ndim; ++i) count *= tensor_.shape[i];
-    if (!tensor_.data && count) return false;
-    data_ = static_cast<char*>(tensor_.data) + tensor_.byte_offset;
-    const dlpack::DataType type = tensor_.dtype;
+    if (tensor.device.type != dlpack::kCpu || (tensor.ndim && !tensor.strides)) return false;
+    if (!set_dtype(tensor.dtype)) return false;
+    data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    ndim_ = tensor.ndim;
+    for (int i = 0; i < std::min(ndim_, 2); ++i) shape_[i] = tensor.shape[i], strides_[i] = tensor.strides[i];
+    return is_inside(tensor, data_, PyLong_AsVoidPtr(start.ptr()), PyLong_AsSize_t(bytes.ptr()));
+}
+
+bool Array::set_dtype(dlpack::DataType type) {
     const auto found = [&](Dtype dtype) {
         dtype_ = dtype;
         kind_ = Kind::number;

@@ -21,10 +21,11 @@ bool is_plain_tensor(pybind11::handle object);
 // tensor.requires_grad
 bool requires_grad(pybind11::handle tensor);
 
-// The memory of a tensor, which lives as long as this.
+// The memory of a tensor, which lives as long as this, also where another thread gives the tensor another memory.
 class Array {
   public:
-    // False where a kernel can read nothing: it is no tensor, on another device, of another layout, or its memory is gone.
+    // False where a kernel can read nothing: it is no tensor, on another device, of another layout, or its memory is gone or
+    // too small.
     bool hold(pybind11::handle tensor);
     // The same for a matrix whose rows are contiguous, or for a contiguous vector: a copy where they are not.
     bool hold_matrix(pybind11::handle tensor);
@@ -37,9 +38,10 @@ class Array {
     bool is_int64() const;
     bool is_number() const;  // it has a dtype: of a kind that kernels compute with, or bytes
     Dtype dtype() const { return dtype_; }
-    int64_t ndim() const { return tensor_.ndim; }
-    int64_t size(int dim) const { return tensor_.shape[dim]; }
-    int64_t stride(int dim) const { return tensor_.strides[dim]; }
+    int ndim() const { return ndim_; }
+    // Of the first two dimensions
+    int64_t size(int dim) const { return shape_[dim]; }
+    int64_t stride(int dim) const { return strides_[dim]; }
     template <class T = void>
     T* data() const {
         return reinterpret_cast<T*>(data_);
@@ -49,10 +51,12 @@ class Array {
     enum class Kind : uint8_t { other, number, int64 };
 
     bool read();
+    bool set_dtype(dlpack::DataType type);
 
-    pybind11::object object_;
-    dlpack::Tensor tensor_{};
+    pybind11::object object_, storage_;
     char* data_ = nullptr;
+    int ndim_ = 0;
+    int64_t shape_[2]{}, strides_[2]{};
     Kind kind_ = Kind::other;
     Dtype dtype_ = Dtype::f32;
 };
