@@ -262,6 +262,17 @@ def test_small_losses_keep_their_digits(isa):
     assert abs(float(got.rows) / float(z.double().exp().log1p().sum()) - 1) < 1e-7
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_are_as_precise_as_eager_ones_down_to_the_least_normal_number(isa, dtype):
+    least = math.log(torch.finfo(dtype).tiny) + 1e-4
+    z = torch.linspace(least, 0, 20001, dtype=torch.float64).to(dtype)
+    layer, sets = Layer(torch.ones(1, 1, dtype=dtype), None, LayerMeta(1, -1)), LabelSets.from_lists([[]] * len(z), 1)
+    got = cpu.fused_loss(LossCall(z[:, None], layer, sets, sk.BCE(), 1.0, (True, False, False))).grad_x[:, 0]
+    want = 1 / (1 + (-z.double()).exp())
+    worst, eager = (((g.double() - want) / want).abs().max().item() for g in (got, torch.sigmoid(z)))
+    assert worst <= 2 * eager + 4 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("loss", [sk.BCE(), sk.BCE(label_smoothing=0.1), sk.Focal(), sk.Asymmetric()], ids=str)
 @both_widths

@@ -82,7 +82,8 @@ struct PanelLoss {
         }
     }
 
-    // N vectors of logits, which two products take in turns.
+    // N vectors of logits: q is two running products of (1 + e), less 1, one of the even vectors and one of the odd ones;
+    // linear the same of max(z, 0).  Two, so that a multiplication need not wait for the one before it.
     template <int N, bool Grad>
     static SK_INLINE void bce_negative(C* at, V (&q)[2], V (&linear)[2]) {
         const V zero{}, one = M::splat(1);

@@ -23,7 +23,7 @@ struct Format<float> {
     using Int = int32_t;
     static constexpr int kMantissa = 23, kBias = 127;
     static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    static constexpr float kExpMin = -87.0f;      // exp(kExpMin) is still a normal number
+    static constexpr float kExpMin = -87.33654f;  // exp(kExpMin) is about the least normal number
     static constexpr float kLn2Hi = 0.693359375f, kLn2Lo = -2.12194440e-4f;
 };
 
@@ -32,7 +32,7 @@ struct Format<double> {
     using Int = int64_t;
     static constexpr int kMantissa = 52, kBias = 1023;
     static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
-    static constexpr double kExpMin = -708.0;
+    static constexpr double kExpMin = -708.39641853226;
     static constexpr double kLn2Hi = 6.93145751953125e-1, kLn2Lo = 1.42860682030941723212e-6;
 };
 
