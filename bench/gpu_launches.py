@@ -126,7 +126,8 @@ def recorded(l2_bytes: int = 40 * 2**20, processors: int = 108, dispatch: bool =
     from sigkernels.backends.triton import configs, pointwise
 
     recorder = Recorder()
-    library_tables.walk_shape.cache_clear()  # it knows sizes for another device
+    for known in (library_tables.walk_shape, pointwise.cut_of):
+        known.cache_clear()  # sizes for another device
 
     def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
         recorder.product(a, b, out, add)

@@ -72,7 +72,7 @@ class CUDABackend(Backend):
         if not call.x.shape[0] or not call.layer.num_rows:
             return _nothing(call)
         shape = LossShape.of(call.x, call.layer.weight, call.layer.meta)
-        if (reason := self.refuses_shape(shape) or flash_pass.refusal(call)) is not None:
+        if (reason := self.refuses_shape(shape) or flash_pass.refusal(call, shape)) is not None:
             raise BackendError(f"backend 'cuda' was asked for, but {reason}")
         return flash_pass.fused_loss(call, CUDAKernels())
 
@@ -187,18 +187,17 @@ class CUDAKernels:
     """The launchers of ``sigkernels._cuda``, which take addresses. The kernel follows the sets by itself, without marks."""
 
     def __init__(self) -> None:
-        self._last: tuple[FlashLaunch, Any] | None = None  # a launch and what the kernels see of it
+        self._last: tuple[FlashLaunch, tuple[int, int, Any]] | None = None  # a launch and what the kernels see of it
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         return _sizes(_kind(x.dtype), x.shape[0], slack, _where(x)[0])
 
     def fused_loss(self, launch: FlashLaunch) -> None:
-        _module().fused_loss(*_where(launch.x), self._flash(launch))
+        _module().fused_loss(*self._seen(launch))
 
     def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
         _module().finish(
-            *_where(launch.x),
-            self._flash(launch),
+            *self._seen(launch),
             grad_x=_address(grad_x),
             stride=0 if grad_x is None else grad_x.stride(0),
             wide=grad_x is not None and grad_x.dtype == torch.float32,
@@ -206,29 +205,34 @@ class CUDAKernels:
             value=_address(value),
         )
 
-    def _flash(self, launch: FlashLaunch) -> Any:
-        """A launch as the kernels see it, which takes as long as all else here: ``finish`` finds it again."""
+    def _seen(self, launch: FlashLaunch) -> tuple[int, int, Any]:
+        """Device, stream and launch as the kernels see them, which takes as long as all else here: ``finish`` finds them again."""
         if self._last is None or self._last[0] is not launch:
-            self._last = launch, self._make(launch)
+            self._last = launch, (*_where(launch.x), self._make(launch))
         return self._last[1]
 
     def _make(self, launch: FlashLaunch) -> Any:
         dense, x = launch.dense, launch.x
+        bias, basis, coef, indices, offsets, dense_at, label_weight, pos_weight, row_factor, out_scale, *written = [
+            0 if tensor is None else tensor.data_ptr()
+            for tensor in (
+                launch.bias, launch.basis, launch.coef, launch.indices, launch.offsets, dense, launch.label_weight, launch.pos_weight,
+                launch.row_factor, launch.out_scale, launch.grad_weight, launch.grad_bias, launch.grad_coef, launch.weight_sums,
+                launch.bias_sums, launch.slabs, launch.row_sums, launch.totals,
+            )
+        ]  # fmt: skip
         gradient = launch.grad_weight if launch.grad_weight is not None else launch.grad_bias
         fields = FlashFields(
-            x.data_ptr(), launch.weight.data_ptr(), _address(launch.bias), _address(launch.basis), _address(launch.coef),
-            x.stride(0), x.shape[0], launch.weight.shape[0], x.shape[1], launch.block_labels, launch.blocks,
-            _address(launch.indices), _address(launch.offsets), _address(dense),
+            x.data_ptr(), launch.weight.data_ptr(), bias, basis, coef, x.stride(0), x.shape[0], launch.weight.shape[0], x.shape[1],
+            launch.block_labels, launch.blocks, indices, offsets, dense_at,
             "" if dense is None else str(dense.dtype).removeprefix("torch."), 0 if dense is None else dense.stride(0),
-            launch.label_start, _address(launch.label_weight), _address(launch.pos_weight), _address(launch.row_factor),
-            _address(launch.out_scale), launch.scale, gradient is not None and gradient.dtype == torch.float32,
-            launch.accumulate, _address(launch.grad_weight), _address(launch.grad_bias), _address(launch.grad_coef),
-            _address(launch.weight_sums), _address(launch.bias_sums), _address(launch.slabs),
-            launch.row_sums.data_ptr(), launch.totals.data_ptr(),
+            launch.label_start, label_weight, pos_weight, row_factor, out_scale, launch.scale,
+            gradient is not None and gradient.dtype == torch.float32, launch.accumulate, *written,
         )  # fmt: skip
         return _module().Flash(_kind(x.dtype), launch.params[: len(LOSS_FIELDS)], fields)
 
 
+@functools.cache
 def _kind(dtype: torch.dtype) -> str:
     """What the kernels call a dtype: they multiply float32 as tf32."""
     return "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")

@@ -57,8 +57,8 @@ class FlashLaunch(NamedTuple):
     scale: float  # multiplies grad_weight and grad_bias
     out_scale: Tensor | None  # float32 []: multiplies them too, and in ``finish`` the slabs; None: 1
     accumulate: bool  # add to what grad_weight and grad_bias hold of the rows of earlier launches
-    # Outputs and scratch; gradients that are not needed are None. Scratch comes as one row of at least as many numbers as
-    # the shape says, packed.
+    # Outputs and scratch; gradients that are not needed are None. Scratch has at least as many numbers as the shape says,
+    # packed, whatever its own shape is.
     # int32 [blocks · T / 32, B], with sets, for kernels that want it: they mark label 32 w + i by bit i of word w
     marks: Tensor | None
     grad_weight: Tensor | None  # [m, s] contiguous: dtype of weight, or float32

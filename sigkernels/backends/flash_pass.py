@@ -28,13 +28,13 @@ from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .device_tables import DeviceTables
 from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes
+from .gpu_paths import LossShape
 from .interface import LossCall, LossResult, gradient_dtype, label_vector
-from .library_walk import tf32_allowed, without_autocast
+from .library_walk import without_autocast
 
 WIDEST = 128  # slack columns
 _CONSTANT = slice(RANK - 4, RANK - 1)  # the columns of the basis that hold the constant; the last one is for kernels
 _WAVES = _CONSTANT.start
-_ALIGN = 256  # bytes: where a part of the workspace begins
 _MAX_LABELS = 2**31 - 1  # a label fits an int32 inside the kernels
 # Where the singular values of a block's waves are cut: below the rounding of the factors.
 _EPS = {torch.bfloat16: 1e-4, torch.float16: 2e-5, torch.float32: 2e-5}
@@ -45,35 +45,42 @@ class BlockTables(NamedTuple):
 
     basis: Tensor  # [T+1, 16]
     waves: Tensor  # [2k+1, blocks · 16]
+    back: Tensor  # [blocks · 16, 2k+1]: a view of them
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tables on the device."""
-        return self
+        """What takes memory on the device."""
+        return self.basis, self.waves
 
 
 _tables: DeviceTables[BlockTables] = DeviceTables(256 * 2**20)
 
 
-def refusal(call: LossCall) -> str | None:
+def refusal(call: LossCall, shape: LossShape) -> str | None:
     """``None``, or one sentence: why no flash kernel does this. Sizes and dtypes alone decide, never values."""
-    x, layer, loss = call.x, call.layer, call.loss
-    slack = layer.weight.shape[1]
+    loss, weight = call.loss, call.layer.weight
     if not (isinstance(loss, ElementwiseLoss) and loss.has_kernel):
         return f"flash kernels have BCE, Focal and Asymmetric, not {type(loss).__name__}"
     if isinstance(call.targets, PartialTargets):
         return "flash kernels take no unknown labels"
-    if layer.codes:
+    if weight.dtype != shape.dtype:
+        return f"flash kernels multiply matrices of one dtype, not {shape.dtype} and {weight.dtype}"
+    return _shape_refusal(shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape_refusal(shape: LossShape) -> str | None:
+    if shape.meta.codes:
         return "flash kernels take no codes"
-    if x.dtype not in _EPS or layer.weight.dtype != x.dtype:
-        return f"flash kernels multiply bfloat16, float16 and tf32, not {x.dtype}"
-    if x.dtype == torch.float32 and not tf32_allowed():
+    if shape.dtype not in _EPS:
+        return f"flash kernels multiply bfloat16, float16 and tf32, not {shape.dtype}"
+    if shape.product is None:
         return "flash kernels multiply float32 as tf32, which torch.backends.cuda.matmul.fp32_precision does not allow"
-    if not 1 <= slack <= WIDEST:
-        return f"flash kernels take 1 to {WIDEST} slack columns, not {slack}"
-    if not x.shape[0] or not layer.num_rows:
+    if not 1 <= shape.slack <= WIDEST:
+        return f"flash kernels take 1 to {WIDEST} slack columns, not {shape.slack}"
+    if not shape.rows or not shape.labels:
         return "there is nothing to compute"
-    if layer.num_labels > _MAX_LABELS:
-        return f"flash kernels number labels with 32 bits, and there are {layer.num_labels}"
+    if shape.meta.num_labels > _MAX_LABELS:
+        return f"flash kernels number labels with 32 bits, and there are {shape.meta.num_labels}"
     return None
 
 
@@ -100,9 +107,9 @@ def rank_refusal(meta: LayerMeta, labels: int, dtype: torch.dtype, sizes: FlashS
 
 def block_tables(layer: Layer, labels: int) -> BlockTables:
     """The tables for blocks of ``labels`` labels from the layer's first label on; worked out in float64, once."""
-    weight = layer.weight
-    key = (layer.meta, layer.num_rows, labels, weight.dtype, weight.device)
-    return _tables.get(key, weight.device, lambda: _work_out(layer, labels))
+    weight, device = layer.weight, layer.weight.device
+    key = (layer.meta, weight.shape[0], labels, weight.dtype, device)
+    return _tables.get(key, device, lambda: _work_out(layer, labels))
 
 
 def _work_out(layer: Layer, labels: int) -> BlockTables:
@@ -124,7 +131,9 @@ def _work_out(layer: Layer, labels: int) -> BlockTables:
     for part in range(_CONSTANT.start, _CONSTANT.stop):
         basis[:labels, part] = _rounded(left, dtype)
         left -= basis[0, part]
-    return BlockTables(*(_product_tensor(table, dtype, device) for table in (basis, waves.reshape(len(waves), -1))))
+    columns = _product_tensor(waves.reshape(len(waves), -1), dtype, device)
+    with torch.inference_mode(False):
+        return BlockTables(_product_tensor(basis, dtype, device), columns, columns.t())
 
 
 def _product_tensor(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -150,9 +159,9 @@ class Factors(NamedTuple):
 def gradient_factors(call: LossCall, params: ElementwiseParams) -> Factors:
     """Splits the factor so that ∂f/∂z · row keeps to the range of float16 inside the products."""
     x, scale = call.x, call.scale
-    settings = [(s, least) for s, least in ((params.weight, 0.0), (params.pos_weight, 1.0)) if s is not None]
-    if not isinstance(scale, Tensor) and (x.dtype != torch.float16 or not settings):
+    if not isinstance(scale, Tensor) and (x.dtype != torch.float16 or params.weight is params.pos_weight is None):
         return Factors(None, float(scale), None)
+    settings = [(s, least) for s, least in ((params.weight, 0.0), (params.pos_weight, 1.0)) if s is not None]
     if isinstance(scale, Tensor):
         row, number = scale.to(dtype=torch.float32, device=x.device).contiguous(), 1.0
         if x.dtype != torch.float16:
@@ -173,7 +182,7 @@ class Scratch(NamedTuple):
     row_sums: Tensor
     slabs: Tensor | None
     marks: Tensor | None
-    coef: Tensor | None
+    coef: Tensor | None  # this and the next in two dimensions
     grad_coef: Tensor | None
     weight_sums: Tensor | None
     bias_sums: Tensor | None
@@ -185,14 +194,18 @@ class Plan(NamedTuple):
     labels: int  # of a block
     blocks: int
     several: bool  # launches
-    sizes: tuple[int, ...]  # bytes of the parts that there are
-    total: int
-    parts: tuple[tuple[int, torch.dtype] | None, ...]  # of ``Scratch``: where among those, and the dtype
+    # Scratch is one allocation, ``[…, blocks · 16]`` in the dtype of x: coefficients are rows of it, and the other parts
+    # take whole rows, too, so that each begins with a sector of the memory, of 32 bytes.
+    rows: tuple[int, ...]  # of the parts that there are
+    parts: tuple[tuple[int, torch.dtype | None] | None, ...]  # of ``Scratch``: where among those, and another dtype
 
-    def scratch(self, device: torch.device) -> Scratch:
-        """One allocation; every part as one row of numbers."""
-        whole = torch.empty(self.total, dtype=torch.uint8, device=device).split_with_sizes(self.sizes)
-        return Scratch(*[None if part is None else whole[part[0]].view(part[1]) for part in self.parts])  # type: ignore[arg-type]
+    def scratch(self, x: Tensor) -> Scratch:
+        """For a call with inputs ``x``."""
+        whole = x.new_empty(sum(self.rows), self.blocks * RANK).split_with_sizes(self.rows)
+        return Scratch(*[
+            None if part is None else whole[part[0]] if part[1] is None else whole[part[0]].view(part[1])
+            for part in self.parts
+        ])  # type: ignore[arg-type]  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
@@ -210,12 +223,12 @@ def plan_of(
         (dft and need_x, batch * blocks * RANK, dtype), (in_groups and need_weight, m * slack, wide),
         (in_groups and need_bias, m, wide),
     )  # fmt: skip
-    there, parts = list[int](), list[tuple[int, torch.dtype] | None]()
+    there, parts = list[int](), list[tuple[int, torch.dtype | None] | None]()
     for needed, count, of in wanted:
-        parts.append((len(there), of) if needed else None)
+        parts.append((len(there), None if of == dtype else of) if needed else None)
         if needed:
-            there.append(-(-count * of.itemsize // _ALIGN) * _ALIGN)
-    return Plan(labels, blocks, batch > sizes.rows, tuple(there), sum(there), tuple(parts))
+            there.append(-(-count * of.itemsize // (blocks * RANK * dtype.itemsize)))
+    return Plan(labels, blocks, batch > sizes.rows, tuple(there), tuple(parts))
 
 
 @without_autocast
@@ -224,7 +237,7 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
     layer, (need_x, need_weight, need_bias), params = call.layer, call.needs, call.loss.kernel_params()
     assert isinstance(params, ElementwiseParams)
     x = call.x if call.x.stride(1) == 1 else call.x.contiguous()
-    weight, device, out_dtype = layer.weight.contiguous(), x.device, gradient_dtype(x.dtype)
+    weight, out_dtype = layer.weight.contiguous(), gradient_dtype(x.dtype)
     batch, columns, (m, slack) = x.shape[0], layer.dft_columns, weight.shape
     sets = call.targets if isinstance(call.targets, LabelSets) else None
     indices, offsets = (None, None) if sets is None else checked_sets(sets)
@@ -235,27 +248,23 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
     tables = block_tables(layer, labels) if columns else None
     factors = gradient_factors(call, params)
     sum_dtype = torch.float32 if several else out_dtype  # of sums that several launches add to
-    scratch = cut.scratch(device)
-    coef, grad_coef = scratch.coef, scratch.grad_coef
-    grad_x = x.new_empty(x.shape, dtype=out_dtype) if need_x else None
-    grad_weight = x.new_empty(weight.shape, dtype=sum_dtype) if need_weight else None
+    scratch = cut.scratch(x)
+    grad_x = x.new_empty(*x.shape, dtype=out_dtype) if need_x else None
+    grad_weight = x.new_empty(m, slack, dtype=sum_dtype) if need_weight else None
     grad_bias = x.new_empty(m, dtype=sum_dtype) if need_bias else None
     rows = x.new_empty(batch, dtype=torch.float64)
     value = None if several or isinstance(call.scale, Tensor) else x.new_empty((), dtype=torch.float32)
     slack_x, grad_features, grad_slack_x = x, None, grad_x
     if tables is not None:
         features, slack_x = x.split_with_sizes((columns, slack), 1)
-        across = (batch, blocks * RANK), (blocks * RANK, 1)
-        coef = _there(coef).as_strided(*across)
-        torch.mm(features, tables.waves, out=coef)
+        torch.mm(features, tables.waves, out=scratch.coef)
         if grad_x is not None:
-            grad_coef = _there(grad_coef).as_strided(*across)
             grad_features, grad_slack_x = grad_x.split_with_sizes((columns, slack), 1)
     whole = FlashLaunch(
         slack_x, weight, None if layer.bias is None else layer.bias.contiguous(),
-        None if tables is None else tables.basis, coef, labels, blocks, indices, offsets, dense, layer.label_start,
+        None if tables is None else tables.basis, scratch.coef, labels, blocks, indices, offsets, dense, layer.label_start,
         params, label_vector(params.weight, layer, torch.float32), label_vector(params.pos_weight, layer, torch.float32),
-        factors.row, factors.scale, factors.out, False, scratch.marks, grad_weight, grad_bias, grad_coef,
+        factors.row, factors.scale, factors.out, False, scratch.marks, grad_weight, grad_bias, scratch.grad_coef,
         scratch.slabs, scratch.row_sums, scratch.totals, scratch.weight_sums, scratch.bias_sums,
     )  # fmt: skip
     if several:
@@ -268,8 +277,8 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
     else:
         kernels.fused_loss(whole)
         kernels.finish(whole, grad_slack_x, rows, value)
-    if tables is not None and grad_features is not None:
-        _add_dft(grad_features, _there(grad_coef), tables.waves.t(), factors)
+    if tables is not None and grad_features is not None and scratch.grad_coef is not None:
+        _add_dft(grad_features, scratch.grad_coef, tables.back, factors)
     return LossResult(rows, grad_x, grad_weight, grad_bias, value=value)
 
 
@@ -300,8 +309,3 @@ def _rows_of(launch: FlashLaunch, start: int, stop: int) -> FlashLaunch:
 def _packed(dense: object) -> Tensor:
     assert isinstance(dense, Tensor)
     return dense if dense.stride(1) == 1 else dense.contiguous()
-
-
-def _there(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor

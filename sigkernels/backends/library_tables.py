@@ -30,6 +30,7 @@ _MOST_LABELS = 2**16  # of a chunk that has a factor U: it is worked out by an S
 _MOST_TABLE = 2**26  # bytes of the DFT's columns as they are
 RUN_RANK = 16  # columns of the factor of a run
 _RUN_UNIT, _LEAST_RUN = 16, 64  # labels
+_ROW = 16  # numbers: rows of the buffers are multiples of it, for loads of 16 bytes
 
 
 class Tables(NamedTuple):
@@ -40,6 +41,9 @@ class Tables(NamedTuple):
     forward: Tensor | None  # [2k+1, chunks · r]: a view of it, without the constant feature where that is added apart
     signs: Tensor | None  # [blocks, c]: of the codes, over √c
     hadamard: Tensor | None  # [c, c]
+    rank: int  # coefficients of a chunk
+    group: int  # chunks whose coefficients are made at a time: as many as take the memory of the logits of one
+    together: int  # coefficients of a group, or of all chunks
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(t for t in (self.basis, self.rotation, self.signs, self.hadamard) if t is not None)
@@ -58,6 +62,11 @@ class Shape(NamedTuple):
     eps: float  # of the factor
     operand: torch.dtype
     device: torch.device
+    apart: bool  # the constant feature is left out of products
+    fixed: tuple[
+        int, ...
+    ]  # widths of x before the slack: what is apart, the other waves, the codes where there are any
+    width: int  # of a buffer for the labels of a chunk
 
 
 @functools.lru_cache(maxsize=1024)
@@ -77,7 +86,14 @@ def walk_shape(
             size = min(round_up(size, run), rows)
     # What a factor would save of a single chunk is known from its rank, about 2k·m/n + 12
     rotated = size < rows or run > 0 or 2 * meta.k * size / meta.num_labels + 12 < meta.k
-    return Shape(size, run, rotated, narrow or device.type != "cpu", eps, operand, device)
+    # The constant feature carries the prior of all labels: rounded operands would take half of its bits, so it is
+    # left out of such products and added in full, as the bias is.
+    apart = rounded and meta.k >= 0
+    fixed = (int(apart), meta.dft_columns - int(apart), meta.codes) if meta.fixed_columns else ()
+    return Shape(
+        size, run, rotated, narrow or device.type != "cpu", eps, operand, device, apart, fixed if meta.codes else fixed[:2],
+        round_up(size, _ROW if narrow else 1),
+    )  # fmt: skip
 
 
 def _run_labels(meta: LayerMeta, size: int, wanted: int, eps: float) -> int:
@@ -90,13 +106,12 @@ def _run_labels(meta: LayerMeta, size: int, wanted: int, eps: float) -> int:
     return 0
 
 
-def tables_of(layer: Layer, shape: Shape, apart: bool) -> Tables:
-    """Worked out once, in float64. ``apart``: the constant feature is left out of products."""
-    key = (layer.meta, layer.num_rows, shape, apart)
-    return _tables.get(key, shape.device, lambda: _work_out(layer, shape, apart))
+def tables_of(layer: Layer, shape: Shape) -> Tables:
+    """Worked out once, in float64."""
+    return _tables.get((layer.meta, layer.weight.shape[0], shape), shape.device, lambda: _work_out(layer, shape))
 
 
-def _work_out(layer: Layer, shape: Shape, apart: bool) -> Tables:
+def _work_out(layer: Layer, shape: Shape) -> Tables:
     def tensor(array: np.ndarray) -> Tensor:
         with torch.inference_mode(False):  # what is kept outlives the mode it was made in
             return torch.tensor(array, dtype=torch.float64).to(shape.operand).to(shape.device)
@@ -115,8 +130,11 @@ def _work_out(layer: Layer, shape: Shape, apart: bool) -> Tables:
         signs = tensor((1 - 2 * sign_bits(layer.codes, blocks).astype(np.float64)) / math.sqrt(layer.codes))
         matrix = tensor(hadamard(layer.codes))
     with torch.inference_mode(False):
-        forward = None if rotation is None else rotation[:, int(apart) :].T
-    return Tables(tensor(basis), rotation, forward, signs, matrix)
+        forward = None if rotation is None else rotation[:, int(shape.apart) :].T
+    rank = basis.shape[1] * (-(-shape.size // shape.run) if shape.run else 1)
+    group = max(shape.size // max(rank, 1), 1)
+    together = 0 if rotation is None else min(group * rank, rotation.shape[0])
+    return Tables(tensor(basis), rotation, forward, signs, matrix, rank, group, together)
 
 
 def _to_tf32(array: np.ndarray) -> np.ndarray:

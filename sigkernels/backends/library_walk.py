@@ -23,10 +23,9 @@ from torch import Tensor
 from ..codes import code_adjoint, code_logits
 from ..layer import Layer
 from .interface import LossCall, accumulate_dtype
-from .library_tables import Tables, chunk_limits, round_up, tables_of, walk_shape
+from .library_tables import Tables, chunk_limits, tables_of, walk_shape
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ROW = 16  # numbers: rows of the buffers are multiples of it, for loads of 16 bytes
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -146,39 +145,30 @@ class LabelWalk:
         self.layer, self.batch, self.out = layer, x.shape[0], accumulate_dtype(x.dtype)
         self.operand = x.dtype if narrow else self.out
         self.x = x if x.dtype == self.operand else x.to(self.operand)
-        meta, device, rows = layer.meta, x.device, layer.num_rows
-        self._first, self._fixed = meta.dft_columns, meta.fixed_columns  # columns of the codes, of the slack
-        # The constant feature carries the prior of all labels: rounded operands would take half of its bits, so it is
-        # left out of such products and added in full, as the bias is.
+        device, (rows, slack) = x.device, layer.weight.shape
         rounded = self.operand in _NARROW or (self.operand == torch.float32 and rounds_float32(device))
-        self.apart = rounded and meta.k >= 0
+        shape = walk_shape(layer.meta, rows, self.batch, narrow, x.dtype, rounded, device, chunk_limits(device), runs)
         self.slack, self._waves = self.x, self.x
-        if self._fixed:
-            first, columns = int(self.apart), self.x.shape[1]
-            sizes = first, self._first - first, self._fixed - self._first, columns - self._fixed
-            _, self._waves, _, self.slack = self.x.split_with_sizes(sizes, 1)
-        shape = walk_shape(meta, rows, self.batch, narrow, x.dtype, rounded, device, chunk_limits(device), runs)
-        self.size, self.run, self.tables = shape.size, shape.run, tables_of(layer, shape, self.apart)
-        self.rank = self.tables.basis.shape[1] * (-(-self.size // self.run) if self.run else 1)
-        # Chunks whose coefficients are made at a time: as many as take the memory of the logits of one.
-        self.group = max(self.size // max(self.rank, 1), 1)
-        self._aligned = _ROW if narrow else 1
+        if shape.fixed:
+            _, self._waves, *_, self.slack = self.x.split_with_sizes((*shape.fixed, slack), 1)
+        self.size, self.run, self.apart, self.tables = shape.size, shape.run, shape.apart, tables_of(layer, shape)
+        self.rank, self.group, self._width = self.tables.rank, self.tables.group, shape.width
         self._z = self.buffer(self.out)
         self._coefficients: Tensor | None = None
 
     @property
     def dft(self) -> Tensor:
         """Features ``[B, 2k+1]``."""
-        return self.x[:, : self._first]
+        return self.x[:, : self.layer.dft_columns]
 
     @property
     def codes(self) -> Tensor:
         """Features ``[B, codes]``."""
-        return self.x[:, self._first : self._fixed]
+        return self.x[:, self.layer.dft_columns : self.layer.fixed_columns]
 
     def buffer(self, dtype: torch.dtype) -> Tensor:
         """Memory for a number of every row and label of a chunk."""
-        return self.x.new_empty(self.batch, round_up(self.size, self._aligned), dtype=dtype)
+        return self.x.new_empty(self.batch, self._width, dtype=dtype)
 
     def view(self, buffer: Tensor, labels: int) -> Tensor:
         """``[B, labels]`` in it."""
@@ -246,7 +236,8 @@ class LabelWalk:
             if m.shape[1] > self._coefficients.shape[1]:
                 m = m[:, chunk.number * self.rank : (chunk.number + self.group) * self.rank]
             product(self._waves, m, self._part(self._coefficients, slice(0, m.shape[1])))
-        return self.coefficients_of(chunk)
+        assert self._coefficients is not None
+        return self._part(self._coefficients, columns)
 
     def coefficients_of(self, chunk: Chunk) -> Tensor:
         """The same, once they are made; their gradient takes their place."""
@@ -262,8 +253,7 @@ class LabelWalk:
 
     def _for_a_group(self) -> Tensor:
         """Memory for the coefficients of a group."""
-        assert self.tables.rotation is not None
-        return self.x.new_empty(self.batch, min(self.group * self.rank, self.tables.rotation.shape[0]))
+        return self.x.new_empty(self.batch, self.tables.together)
 
     def add_dft_gradient(self, chunk: Chunk, grad: Tensor) -> None:
         """Adds ``M`` times the gradients of all coefficients of a group to ``grad [B, 2k+1]``, after its last chunk."""
@@ -300,15 +290,15 @@ class GradientOfX:
     grad: Tensor
 
     def __init__(self, walk: LabelWalk, dtype: torch.dtype) -> None:
-        self.walk, self.dtype, rows = walk, dtype, walk.layer.num_rows
+        self.walk, self.dtype, (rows, slack), meta = walk, dtype, walk.layer.weight.shape, walk.layer.meta
         make = walk.x.new_empty if rows else walk.x.new_zeros  # the first chunk writes, the others add
         one = walk.size >= rows
-        self.grad = make(walk.x.shape, dtype=dtype if one else walk.out)
-        columns, fixed = walk.layer.dft_columns, walk.layer.fixed_columns
+        self.grad = make(*walk.x.shape, dtype=dtype if one else walk.out)
         self._dft, self._codes, self._slack = self.grad, self.grad, self.grad
-        if fixed:
-            sizes = columns, fixed - columns, self.grad.shape[1] - fixed
-            self._dft, self._codes, self._slack = self.grad.split_with_sizes(sizes, 1)
+        if meta.codes:
+            self._dft, self._codes, self._slack = self.grad.split_with_sizes((meta.dft_columns, meta.codes, slack), 1)
+        elif meta.k >= 0:
+            self._dft, self._slack = self.grad.split_with_sizes((meta.dft_columns, slack), 1)
 
     def add(self, chunk: Chunk, g: Tensor) -> None:
         """Takes in ``g [B, c]``, the gradient of the logits of a chunk."""
@@ -330,4 +320,4 @@ class GradientOfX:
         walk.add_dft_gradient(chunk, self._dft)
 
     def finish(self) -> Tensor:
-        return self.grad.to(self.dtype)
+        return self.grad if self.grad.dtype == self.dtype else self.grad.to(self.dtype)

@@ -24,7 +24,7 @@ def loss_of(params: ElementwiseParams) -> ElementwiseLoss:
 
 
 def shaped(scratch: Any, *shape: int) -> Any:
-    """An array that comes as one row of numbers."""
+    """An array that comes as packed numbers of any shape."""
     return None if scratch is None else scratch.flatten()[: math.prod(shape)].view(shape)
 
 

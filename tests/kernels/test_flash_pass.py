@@ -9,8 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigkernels import losses
-from sigkernels.backends import LossCall, flash_pass
+from sigkernels.backends import LossCall, flash_pass, gpu_paths
 from sigkernels.backends.flash_kernels import FlashSizes
+from sigkernels.backends.gpu_paths import LossShape
 from sigkernels.losses import BCE
 
 from .flash_reference import ReferenceKernels
@@ -126,12 +127,13 @@ def test_strided_inputs():
 def test_refusals(monkeypatch):
     def reason(size=None, dtype=torch.bfloat16, loss=None):
         p = problem(size or Size(3, 300, 3, 5), dtype)
-        return flash_pass.refusal(LossCall(p.x, p.layer, p.targets, loss or BCE(), 1.0, (True, True, False)))
+        call = LossCall(p.x, p.layer, p.targets, loss or BCE(), 1.0, (True, True, False))
+        return flash_pass.refusal(call, LossShape.of(p.x, p.layer.weight, p.layer.meta))
 
     assert reason() is None
     assert "128 slack columns" in reason(Size(3, 300, 3, 129)) and "not 0" in reason(Size(3, 300, 3, 0))
     assert "fp32_precision" in reason(dtype=torch.float32) and "float64" in reason(dtype=torch.float64)
-    monkeypatch.setattr(flash_pass, "tf32_allowed", lambda: True)
+    monkeypatch.setattr(gpu_paths, "tf32_allowed", lambda: True)
     assert reason(dtype=torch.float32) is None
     assert "SigmoidF1" in reason(loss=losses.SigmoidF1()) and "Poly1BCE" in reason(loss=losses.Poly1BCE())
     assert "nothing" in reason(Size(0, 300, 3, 5))

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from sigkernels import losses
-from sigkernels.backends import LossCall, flash_pass
+from sigkernels.backends import LossCall, flash_pass, gpu_paths
+from sigkernels.backends.flash_kernels import RANK
 from sigkernels.backends.gpu_paths import LossShape
 from sigkernels.labels import LabelSets
 from sigkernels.losses import BCE
@@ -66,7 +67,7 @@ def flash(monkeypatch):
     """The launches; float32 is tf32."""
     from sigkernels.backends.triton import flash
 
-    monkeypatch.setattr(flash_pass, "tf32_allowed", lambda: True)
+    monkeypatch.setattr(gpu_paths, "tf32_allowed", lambda: True)
     return flash
 
 
@@ -218,9 +219,12 @@ def test_what_it_does_not_do(flash):
 def parts_apart(zones):
     """Scratch whose parts have a zone around each."""
 
-    def scratch(plan, device):
+    def scratch(plan, x):
         def part(where):
-            return None if where is None else zones.like((plan.sizes[where[0]] // where[1].itemsize,), where[1])
+            if where is None:
+                return None
+            dtype, nbytes = where[1] or x.dtype, plan.blocks * RANK * x.dtype.itemsize  # of a row
+            return zones.like((plan.rows[where[0]], nbytes // dtype.itemsize), dtype)
 
         return flash_pass.Scratch(*map(part, plan.parts))
 

@@ -70,7 +70,7 @@ def is_plain(params: ElementwiseParams, sparse: bool) -> bool:
 
 def kernels_for(call: LossCall, shape: LossShape) -> TritonFlash | str:
     """The kernels for this loss, or one sentence: why it takes the library path."""
-    if (reason := refusal(call)) is not None:
+    if (reason := refusal(call, shape)) is not None:
         return reason
     params = call.loss.kernel_params()
     assert isinstance(params, ElementwiseParams)
@@ -151,21 +151,30 @@ class TritonFlash(NamedTuple):
 
     def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
         batch, slack = launch.x.shape
-        spare, layout = launch.row_sums, sums(batch)
-        block = layout["BLOCK"]
+        spare, dtype, scaled = launch.row_sums, launch.x.dtype, launch.out_scale is not None
+        keywords = _finish_keywords(batch <= _FEW, slack, grad_x is not None, scaled, value is not None, dtype)
+        block = keywords["BLOCK"]
         with on(launch.x):
             finish_kernel[((0 if grad_x is None else -(-batch * slack // block)) + -(-batch // block),)](
                 spare if launch.slabs is None else launch.slabs, launch.row_sums, launch.totals,
                 spare if launch.out_scale is None else launch.out_scale, spare if grad_x is None else grad_x, rows,
                 rows if value is None else value, 0 if grad_x is None else grad_x.stride(0), batch, launch.blocks,
-                launch.scale, SLACK=slack, NEED_X=grad_x is not None, SCALED=launch.out_scale is not None,
-                HAS_VALUE=value is not None, DTYPE=operand(launch.x.dtype), **layout,
+                launch.scale, **keywords,
             )  # fmt: skip
 
 
 def sums(batch: int) -> dict[str, int]:
     """Outputs of a program of the last kernel, and blocks that it adds up at a time."""
     return {"BLOCK": 32, "PARTS": 64} if batch <= _FEW else {"BLOCK": 64, "PARTS": 32}
+
+
+@functools.lru_cache(maxsize=256)
+def _finish_keywords(
+    few: bool, slack: int, need_x: bool, scaled: bool, value: bool, dtype: torch.dtype
+) -> dict[str, Any]:
+    return sums(_FEW if few else _FEW + 1) | {
+        "SLACK": slack, "NEED_X": need_x, "SCALED": scaled, "HAS_VALUE": value, "DTYPE": operand(dtype),
+    }  # fmt: skip
 
 
 def layout(chosen: Shape) -> dict[str, int]:

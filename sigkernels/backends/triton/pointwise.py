@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...label_forms import checked_sets
 from ...labels import LabelSets
+from ...layer import Layer
 from ...losses import ElementwiseParams
 from ...partial_labels import PartialTargets
 from ..interface import LossCall, label_vector
@@ -64,18 +65,35 @@ class Targets:
         return *self._sets, part, *part.stride()
 
 
+class Cut(NamedTuple):
+    """How the launches of a call are laid out."""
+
+    blocks: int  # of rows
+    parts: int  # of the labels of a chunk
+    each: int  # tiles of a part
+    labels: int  # of a part
+    keywords: dict[str, Any]  # constants and options of a launch
+
+
 @functools.lru_cache(maxsize=1024)
-def _keywords(
-    params: ElementwiseParams, dtype: torch.dtype, bias: bool, apart: bool, waves: bool, grad_x: bool, sparse: bool,
-    unknown: bool, label_weight: bool, label_pos_weight: bool, weight: float, pos_weight: float, row_scale: bool,
-    gradient: bool,
-) -> dict[str, Any]:  # fmt: skip
-    """The constants and options of a launch: the same at every step, made once."""
-    return settings(params) | {
-        "BIAS": bias, "APART": apart, "WAVES": waves, "GRAD_WAVES": waves and grad_x, "SPARSE": sparse, "UNKNOWN": unknown,
+def cut_of(
+    params: ElementwiseParams, dtype: torch.dtype, batch: int, size: int, run: int, device: torch.device, bias: bool, apart: bool,
+    grad_x: bool, sparse: bool, unknown: bool, label_weight: bool, label_pos_weight: bool, weight: float, pos_weight: float,
+    row_scale: bool, gradient: bool,
+) -> Cut:  # fmt: skip
+    """The same at every step: worked out once. ``size`` labels of a chunk, ``run`` of a run or 0."""
+    config = configs.elementwise(dtype)
+    blocks = -(-batch // config.BM)
+    if run:
+        parts, each = -(-size // run), run // config.BN
+    else:
+        parts, each = configs.parts(-(-size // config.BN), blocks, device)
+    keywords = settings(params) | {
+        "BIAS": bias, "APART": apart, "WAVES": run > 0, "GRAD_WAVES": run > 0 and grad_x, "SPARSE": sparse, "UNKNOWN": unknown,
         "LABEL_WEIGHT": label_weight, "LABEL_POS_WEIGHT": label_pos_weight, "WEIGHT": weight, "POS_WEIGHT": pos_weight,
         "ROW_SCALE": row_scale, "GRADIENT": gradient, "ROUGH": dtype == torch.bfloat16, "INTERPRETED": interpreted(),
-    } | configs.elementwise(dtype).options(configs.platform())  # fmt: skip
+    }  # fmt: skip
+    return Cut(blocks, parts, each, each * config.BN, keywords | config.options(configs.platform()))
 
 
 class TritonElementwise:
@@ -88,46 +106,38 @@ class TritonElementwise:
         self._scale, self._scale_low = two_floats(1.0 if isinstance(row_scale, Tensor) else row_scale)
         self._value_scale = call.scale if isinstance(call.scale, float) else None
         self._row_scale = row_scale.to(walk.out).contiguous() if isinstance(row_scale, Tensor) else None
-        weights = params.weight, params.pos_weight
-        self._weights = [label_vector(w, layer, walk.out) if isinstance(w, Tensor) else None for w in weights]
-        numbers = [1.0 if w is None or isinstance(w, Tensor) else float(w) for w in weights]
-        config = configs.elementwise(x.dtype)
-        self._blocks = -(-walk.batch // config.BM)
-        if walk.run:
-            self._parts, self._each = -(-walk.size // walk.run), walk.run // config.BN
-        else:
-            self._parts, self._each = configs.parts(-(-walk.size // config.BN), self._blocks, x.device)
-        self._labels = self._each * config.BN  # of a part
-        self._row_sums = x.new_empty(self._parts, walk.batch, dtype=walk.out)
-        self._totals = x.new_empty(self._parts * self._blocks, dtype=walk.out)
+        self._weight, weight = _per_label(params.weight, layer, walk.out)
+        self._pos_weight, pos_weight = _per_label(params.pos_weight, layer, walk.out)
+        if params.weight is not None or params.pos_weight is not None:
+            params = params._replace(weight=None, pos_weight=None)
         self._g = None if walk.operand == walk.out else walk.buffer(walk.operand)
         self._needed = True in call.needs
-        plain = weights[0] is None and weights[1] is None
-        self._keywords = _keywords(
-            params if plain else params._replace(weight=None, pos_weight=None), x.dtype, layer.bias is not None, walk.apart, walk.run > 0,
-            call.needs[0], self._targets.sparse, self._targets.unknown, self._weights[0] is not None,
-            self._weights[1] is not None, *numbers, self._row_scale is not None, self._needed,
+        self._cut = cut_of(
+            params, x.dtype, walk.batch, walk.size, walk.run, x.device, layer.bias is not None, walk.apart, call.needs[0],
+            self._targets.sparse, self._targets.unknown, self._weight is not None, self._pos_weight is not None, weight,
+            pos_weight, self._row_scale is not None, self._needed,
         )  # fmt: skip
+        self._row_sums = x.new_empty(self._cut.parts, walk.batch, dtype=walk.out)
+        self._totals = x.new_empty(self._cut.parts * self._cut.blocks, dtype=walk.out)
 
     def __call__(self, chunk: Chunk) -> Slopes | None:
-        walk, layer, z = self._walk, self._call.layer, chunk.z
+        walk, layer, z, cut = self._walk, self._call.layer, chunk.z, self._cut
         g = z if self._g is None else walk.view(self._g, z.shape[1])
-        bias, *weights = (z if t is None else t[chunk.start : chunk.stop] for t in (layer.bias, *self._weights))
         coef = walk.coefficients(chunk) if walk.run else z
         if walk.batch:
             with on(z):
                 # The last chunk may have fewer parts: the sums of the others stay as they are.
-                elementwise_kernel[(self._blocks, -(-z.shape[1] // self._labels))](
+                elementwise_kernel[(cut.blocks, -(-z.shape[1] // cut.labels))](
                     z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, coef.stride(0),
-                    bias, *self._targets.of(chunk), *weights,
+                    _of(layer.bias, chunk), *self._targets.of(chunk), _of(self._weight, chunk), _of(self._pos_weight, chunk),
                     z if self._row_scale is None else self._row_scale, self._row_sums, self._totals,
                     walk.batch, z.shape[1], layer.label_start + chunk.start, walk.constant, self._scale,
-                    self._scale_low, self._each, chunk.number, **self._keywords,
+                    self._scale_low, cut.each, chunk.number, **cut.keywords,
                 )  # fmt: skip
         return Slopes(g) if self._needed else None
 
     def finish(self, wide: Tensor | None, narrow: Tensor | None) -> Rows:
-        walk, sums, scale = self._walk, self._row_sums, self._value_scale
+        walk, sums, scale, cut = self._walk, self._row_sums, self._value_scale, self._cut
         if not sums.numel() or not walk.layer.num_rows:
             if wide is not None and narrow is not None:
                 narrow.copy_(wide)
@@ -141,11 +151,23 @@ class TritonElementwise:
         with on(sums):
             finish_kernel[(programs,)](
                 sums, self._totals, rows, rows if value is None else value, rows if wide is None else wide,
-                rows if narrow is None else narrow, walk.batch, self._parts, self._totals.numel(), size,
+                rows if narrow is None else narrow, walk.batch, cut.parts, cut.parts * cut.blocks, size,
                 *two_floats(scale or 0.0), TOTAL=scale is not None, CONVERT=wide is not None,
-                INTERPRETED=self._keywords["INTERPRETED"], **configs.FINISH,
+                INTERPRETED=cut.keywords["INTERPRETED"], **configs.FINISH,
             )  # fmt: skip
         return Rows(rows, value)
+
+
+def _per_label(setting: float | Tensor | None, layer: Layer, dtype: torch.dtype) -> tuple[Tensor | None, float]:
+    """A setting as an entry per label, or as the number that it is for all of them."""
+    if isinstance(setting, Tensor):
+        return label_vector(setting, layer, dtype), 1.0
+    return None, 1.0 if setting is None else float(setting)
+
+
+def _of(setting: Tensor | None, chunk: Chunk) -> Tensor:
+    """Its entries for the labels of a chunk; where there is none, a tensor that the kernel does not touch."""
+    return chunk.z if setting is None else setting[chunk.start : chunk.stop]
 
 
 def on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
