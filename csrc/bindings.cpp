@@ -91,7 +91,7 @@ py::tuple confusion_loss(sk::Call& call, const Three& needs, bool needs_beta, bo
                          double tiny, double scale, double beta, double eta, py::handle betas, py::handle etas,
                          const std::optional<std::pair<double, double>>& slopes) {
     if (form < 0 || form > 2) throw py::value_error("form must be 0 (logits), 1 (probability) or 2 (unbounded)");
-    sk::Job& job = call.job;
+    sk::Job job = call.job;
     job.loss.kind = sk::LossKind::confusion;
     sk::ConfusionPass& pass = job.confusion;
     pass.params = {static_cast<sk::ConfusionForm>(form), mirrored, n_tp, n_s, n_p, n_rows, d_s, d_p, d_rows, tiny, scale,
@@ -100,7 +100,7 @@ py::tuple confusion_loss(sk::Call& call, const Three& needs, bool needs_beta, bo
     if (slopes) pass.on_y = slopes->first, pass.on_all = slopes->second;
     pass.betas = call.vector("betas", betas, call.real, job.labels);
     pass.etas = call.vector("etas", etas, call.real, job.labels);
-    sk::Gradients grads = call.new_gradients(needs_of(needs));
+    sk::Gradients grads = call.new_gradients(job, needs_of(needs));
     const auto zeros = [](sk::NewTensor made, int64_t count, double*& data) {
         data = static_cast<double*>(made.data);
         std::fill(data, data + count, 0.0);
@@ -127,7 +127,7 @@ py::object logits(const sk::Call& call) {
 
 py::tuple topk(const sk::Call& call, int64_t keep) {
     sk::Job job = call.job;
-    if (keep < 0 || keep > job.labels) throw py::value_error("keep must be at most the number of labels");
+    if (keep < 1 || keep > job.labels) throw py::value_error("keep must be at least 1 and at most the number of labels");
     sk::NewTensor values = sk::new_matrix(job.rows, keep, call.real), labels = sk::new_int64_matrix(job.rows, keep);
     job.consumer = sk::Consumer::topk, job.keep = keep;
     sk::Outputs outputs;
@@ -202,6 +202,7 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
         .def("set_sparse_targets", &set_sparse_targets, arg("indices"), arg("offsets"), arg("num_labels"), arg("unknown"))
         .def("set_dense_targets", &Call::set_dense_targets, arg("targets"))
         .def("set_updates", &Call::set_updates, arg("weight").none(true), arg("bias").none(true),
+             py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
              "The steps that take the place of the gradients of weight and bias.");
 
     py::class_<sk::ParameterUpdate>(m, "Update", "The step of an optimizer on a parameter with a row for each label (csrc/core/optim.h).")

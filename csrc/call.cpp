@@ -8,6 +8,8 @@ namespace py = pybind11;
 namespace sk {
 namespace {
 
+constexpr int64_t kMostLabels = int64_t{1} << 48;  // sums of label numbers must not overflow
+
 [[noreturn]] void refuse(const std::string& what) { throw py::value_error(what); }
 
 void must(bool fits, const char* name, const char* what) {
@@ -21,7 +23,7 @@ void must(bool fits, const char* name, const char* what) {
 Shape::Shape(const Job& sizes, int64_t chunk, const py::object& code_bits) : job_(sizes), chunk_(chunk) {
     const Job& job = job_;
     if (job.threads < 1 || job.shares < 1 || job.tile < 1 || chunk < 1 || job.rows < 0 || job.labels < 0 ||
-        job.slack < 0 || job.label_start < 0 || job.k < -1)
+        job.slack < 0 || job.label_start < 0 || job.k < -1 || job.labels > kMostLabels || job.label_start > kMostLabels)
         refuse("threads, shares, tile, chunk, rows, labels, slack, label_start and k must be sizes");
     if (job.shares & (job.shares - 1)) refuse("shares must be a power of two");
     job_.threads = std::min(job.threads, job.shares);
@@ -133,30 +135,31 @@ void Call::set_dense_targets(py::handle dense) {
     held_.push_back(std::move(y));
 }
 
-Gradients Call::new_gradients(Needs needs) {
+Gradients Call::new_gradients(Job& now, Needs needs) const {
     Gradients made;
     const auto take = [](NewTensor tensor, py::object& object) {
         object = std::move(tensor.object);
         return tensor.data;
     };
     if (needs.x) {
-        job.grad_x = take(new_matrix(job.rows, x_columns(job), real), made.x);
-        job.needs_x = x_columns(job) > 0;
+        now.grad_x = take(new_matrix(now.rows, x_columns(job), real), made.x);
+        now.needs_x = x_columns(job) > 0;
     }
     if (needs.weight) {
-        const bool own = job.dtype == Dtype::bf16 && job.rows <= shape_->chunk();
-        job.grad_weight_dtype = own ? job.dtype : real, job.grad_weight_stride = job.slack;
-        job.grad_weight = take(new_matrix(job.labels, job.slack, job.grad_weight_dtype), made.weight);
-        job.needs_weight = job.slack > 0;
+        const bool own = now.dtype == Dtype::bf16 && now.rows <= shape_->chunk();
+        now.grad_weight_dtype = own ? now.dtype : real, now.grad_weight_stride = now.slack;
+        now.grad_weight = take(new_matrix(now.labels, now.slack, now.grad_weight_dtype), made.weight);
+        now.needs_weight = now.slack > 0;
     }
     if (needs.bias) {
-        job.grad_bias = take(new_vector(job.labels, real), made.bias);
-        job.needs_bias = true;
+        now.grad_bias = take(new_vector(now.labels, real), made.bias);
+        now.needs_bias = true;
     }
     return made;
 }
 
 void Call::run(const Job& now, const Outputs& outputs) const {
+    if (now.consumer == Consumer::loss && !now.indices && !now.dense) refuse("a loss needs targets");
     const Kernels& kernels = kernels_for(forced_isa(), now);
     const py::gil_scoped_release release;
     run_job(kernels, now, shape_->chunk(), outputs);

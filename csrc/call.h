@@ -87,9 +87,9 @@ class Call {
     void set_sparse_targets(SparseTargets targets, int64_t num_labels);
     void set_unknown(pybind11::handle unknown);  // uint8 or bool [nnz]: which of the sets' labels say nothing
     void set_dense_targets(pybind11::handle dense);
-    // Makes the gradients that are needed, uninitialised, in the dtype of the arithmetic; that of the weight in its own
-    // where one chunk of rows writes all of it.
-    Gradients new_gradients(Needs needs);
+    // Makes the gradients that are needed for the job of one operation, uninitialised, in the dtype of the arithmetic; that
+    // of the weight in its own where one chunk of rows writes all of it.
+    Gradients new_gradients(Job& now, Needs needs) const;
     // In place of gradients that are written.
     void set_updates(const ParameterUpdate* weight, const ParameterUpdate* bias);
 
@@ -98,10 +98,10 @@ class Call {
     T* vector(const char* name, pybind11::handle tensor, Dtype dtype, int64_t count) {
         return static_cast<T*>(vector_of(name, tensor, dtype, count));
     }
-    // `now`: this job with what is of one operation.
+    // `now`: a copy of this job with what is of one operation.  Throws where it is a loss without targets.
     void run(const Job& now, const Outputs& outputs = {}) const;
 
-    Job job;
+    Job job;     // of every operation: nothing in it may outlive what this holds
     Dtype real;  // of the arithmetic
 
   private:

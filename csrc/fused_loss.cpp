@@ -8,8 +8,7 @@ namespace py = pybind11;
 namespace sk {
 namespace {
 
-double run_loss(Call& call, const LossParams& loss, double scale, double* row_loss) {
-    Job& job = call.job;
+double run_loss(const Call& call, Job& job, const LossParams& loss, double scale, double* row_loss) {
     job.loss = loss, job.scale_of_all = scale, job.row_loss = row_loss;
     call.run(job);
     double total = 0;
@@ -20,14 +19,14 @@ double run_loss(Call& call, const LossParams& loss, double scale, double* row_lo
 }  // namespace
 
 LossResult fused_loss(Call& call, const LossParams& loss, double scale, const LossVectors& vectors, Needs needs) {
-    Job& job = call.job;
+    Job job = call.job;
     job.label_weight = call.vector("label_weight", vectors.label_weight, call.real, job.labels);
     job.pos_weight = call.vector("pos_weight", vectors.pos_weight, call.real, job.labels);
     job.row_scale = call.vector("row_scale", vectors.row_scale, call.real, job.rows);
     LossResult result;
-    result.gradients = call.new_gradients(needs);
+    result.gradients = call.new_gradients(job, needs);
     NewTensor rows = new_vector(job.rows, Dtype::f64);
-    result.total = run_loss(call, loss, scale, static_cast<double*>(rows.data));
+    result.total = run_loss(call, job, loss, scale, static_cast<double*>(rows.data));
     result.rows = std::move(rows.object);
     result.gradients.round_to(job.dtype);
     return result;
@@ -71,9 +70,10 @@ py::object PlainLoss::operator()(py::handle x, py::handle weight, py::handle bia
     Call call(shape_for(dtype, rows, slack), std::move(layer));
     call.set_sparse_targets(std::move(targets), num_labels_);
     const double terms = mean_ ? static_cast<double>(rows * num_labels_) : 1.0;
-    Gradients made = call.new_gradients(needs);
+    Job job = call.job;
+    Gradients made = call.new_gradients(job, needs);
     std::vector<double> row_loss(static_cast<size_t>(rows));
-    const double total = run_loss(call, loss_, 1.0 / terms, row_loss.data());
+    const double total = run_loss(call, job, loss_, 1.0 / terms, row_loss.data());
     made.round_to(dtype);
     return py::make_tuple(new_number(total / terms, call.real), py::make_tuple(made.x, made.weight, made.bias));
 }

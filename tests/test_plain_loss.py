@@ -13,6 +13,7 @@ import torch.autograd.forward_ad as forward_ad
 
 import sigkernels as sk
 from sigkernels import ops
+from sigkernels.backends import cpu
 from sigkernels.backends.compiled_core import core
 from sigkernels.functional import dft_loss, linear_loss
 
@@ -377,6 +378,9 @@ MALFORMED = {
     "short scales": lambda x, w, b: loss(call(x, w, b), row_scale=torch.ones(B - 1)),
     "short thresholds": lambda x, w, b: core.predict(call(x, w, b), 0.0, torch.ones(N - 1)),
     "too many labels": lambda x, w, b: core.topk(call(x, w, b), N + 1),
+    "no label at all": lambda x, w, b: core.topk(call(x, w, b), 0),
+    "labels beyond counting": lambda x, w, b: shape(label_start=2**63 - 1, codes=16, tile=64, code_bits=bytes(4096)),
+    "a loss without targets": lambda x, w, b: core.fused_loss(call(x, w, b), *LOSS, scale=1.0, **NO_VECTORS),
     "a step of another layer": lambda x, w, b: call(x, w, b).set_updates(step(torch.zeros(N + 1, S)), None),
     "a step of float16": lambda x, w, b: step(w.half()),
     "a step in strides": lambda x, w, b: step(torch.zeros(S, N).T),
@@ -385,6 +389,10 @@ MALFORMED = {
     "a huge tensor": lambda x, w, b: core.empty(2**62, 8, 0),
     "a negative tensor": lambda x, w, b: core.empty(-1, 8, 0),
 }  # fmt: skip
+
+
+LOSS = core and (cpu._loss_numbers((0,)), (True, True, True))
+NO_VECTORS = dict.fromkeys(("row_scale", "label_weight", "pos_weight"))
 
 
 def call(x, w, b):
@@ -400,11 +408,8 @@ def step(parameter, kind=1, **states):
 
 
 def loss(loop, **vectors):
-    from sigkernels.backends.cpu import _loss_numbers
-
     loop.set_sparse_targets(*SETS.unchecked(), N, None)
-    given = {**dict.fromkeys(("row_scale", "label_weight", "pos_weight")), **vectors}
-    return core.fused_loss(loop, _loss_numbers((0,)), (True, True, True), scale=1.0, **given)
+    return core.fused_loss(loop, *LOSS, scale=1.0, **{**NO_VECTORS, **vectors})
 
 
 @pytest.mark.parametrize("case", MALFORMED)
@@ -419,6 +424,19 @@ def test_the_core_takes_what_is_well_formed():
     rows, grad_x, grad_weight, grad_bias, total = loss(call(x, w, b))
     assert rows.shape == (B,) and (grad_x.shape, grad_weight.shape, grad_bias.shape) == (x.shape, w.shape, b.shape)
     assert total == pytest.approx(linear_loss(x, w, SETS, b, reduction="sum").item())
+
+
+def test_a_call_may_serve_several_operations():
+    """The gradients of a loss are gone by then, and nothing is written where they were."""
+    x, w, b = (tensor.detach() for tensor in tensors())
+    loop = call(x, w, b)
+    core.gradient_memory.forget()
+    loss(loop)
+    rows = torch.zeros(B, S), torch.zeros(N, S), torch.zeros(N)  # where small gradients were, most likely
+    assert torch.equal(core.logits(loop), core.logits(call(x, w, b)))
+    assert torch.equal(core.topk(loop, 3)[1], core.topk(call(x, w, b), 3)[1])
+    core.fused_loss(loop, LOSS[0], (False, False, False), scale=1.0, **NO_VECTORS)
+    assert not any(tensor.any() for tensor in rows)
 
 
 def test_without_the_exchange_of_tensors_plain_torch_takes_over():
