@@ -65,8 +65,12 @@ def check_number(name: str, value: Any, remedy: str = "") -> float:
             value = value.item()
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(f"{name} must be a number, got {value!r}{remedy}")
-        value = float(value)
-    if not math.isfinite(value):
+    try:
+        value = value if type(value) is int else float(value)
+        finite = math.isfinite(value)
+    except OverflowError:  # of a whole number, which may be too long to be printed
+        raise ValueError(f"{name} must be within the range of float64{remedy}") from None
+    if not finite:
         raise ValueError(f"{name} must be finite, got {value}{remedy}")
     return value
 

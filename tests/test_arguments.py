@@ -71,6 +71,7 @@ def broken():
         (lambda: sk.BCE(label_smoothing=NAN), ValueError, "label_smoothing must be finite, got nan"),
         (lambda: sk.Focal(gamma="2"), TypeError, "gamma must be a number, got '2'"),
         (lambda: sk.Focal(gamma=INF), ValueError, "gamma must be finite, got inf"),
+        (lambda: sk.Focal(gamma=10**400), ValueError, "gamma must be within the range of float64"),
         (lambda: sk.Focal(alpha=torch.ones(3)), TypeError, r"alpha must be a number, got tensor\(\[1., 1., 1.\]\)"),
         (lambda: sk.Asymmetric(eps=None), TypeError, "eps must be a number, got None"),
         (lambda: sk.Asymmetric(clip="a"), TypeError, "clip must be a number, got 'a'"),
