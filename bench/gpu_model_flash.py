@@ -20,7 +20,7 @@ from sigkernels.backends.flash_kernels import FlashSizes
 
 Case = tuple[int, int, int, int]  # n, k (-1: no DFT), s, B
 CUDA_WIDEST = 128
-_SEARCH = 4  # steps that find a label among the positives of a row
+_SEARCH = 2  # steps that find a label among the positives of a row
 
 
 # -- the flash kernel in CUDA C++ ---------------------------------------------------------------------------------------
@@ -128,9 +128,14 @@ def _cuda_cubin(shape: CUDAShape, piece: int, wide: bool, add: bool) -> Any:
 # meet. Of unrolled loops both the body and its rest are walked, so that this is rather too long.
 _WHOLE: dict[str, Any] = {name: value for name, value in _CUDA.items() if name != "tile"} | {
     "loops": [
+        {"via": r"S::ROWS>\(shared", "at": r"for \(int pass = 0", "trips": "max(passes_of_x//4, 1)"},
         *_CUDA["loops"],
-        {"at": r"while \(low < high", "trips": _SEARCH},
-        {"at": r"for \(int at = now", "trips": "meeting"},
+        {"at": r"for \(int count = left_", "trips": _SEARCH},
+    ],
+    "branches": [
+        {"at": r"if \(next < last\)", "take": True},  # it is the last tile
+        {"at": r"if \(label_warp_ != owner\) return", "take": "nth % sharing != 0"},  # a warp owns some of the columns
+        *_CUDA["branches"],
     ],
 }
 
@@ -146,8 +151,9 @@ def _cuda_seconds(
     cubin = _cuda_cubin(shape, piece, wide or shape.size == 4, add)
     (registers,) = sass.registers(cubin).values()
     known = dict(
-        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=dft, meeting=max(shape.rows // 64, 1),
+        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=dft, sharing=8 // shape.row_warps,
         steps=-(-rows // (2 * shape.depth)) * 2, passes=shape.tile * shape.steps * 32 // (256 * piece),
+        passes_of_x=shape.rows * shape.steps * 32 // (256 * piece),
     )  # fmt: skip
     launch = dict(warps=8, tiles=m.sms, registers=registers, blocks=1)
     code = sass.load(cubin, "fused_loss_kernel")

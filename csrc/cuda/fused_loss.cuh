@@ -82,15 +82,18 @@ struct FusedLoss {
                 reinterpret_cast<const unsigned char*>(p.basis + int64_t(label - first) * S::RANK), BASIS, rows, BASIS);
     }
 
-    // x into shared memory and this warp's operands; nothing but zeros beyond the rows and the slack columns.
-    __device__ __forceinline__ void load_x() {
+    // Begins to bring x and the first tile; nothing but zeros beyond the rows and the slack columns.
+    __device__ __forceinline__ void begin() {
         for (int at = thread(); at < S::AT_G / 16; at += THREADS) reinterpret_cast<uint4*>(shared)[at] = uint4{};
         __syncthreads();
         copy_rows<S::STEPS * STEP_BYTES, S::ROWS>(shared, S::X_STRIDE, p.x + base * p.x_stride,
                                                   p.x_stride * int64_t(sizeof(T)), rows, p.slack * int(sizeof(T)),
                                                   p.x_piece);
         fetch(first, 0);
-        if (p.basis) load_coef();
+    }
+
+    // x, which has been brought, into this warp's operands.
+    __device__ __forceinline__ void load_x() {
         wait_for_copies();
         __syncthreads();
         if (sizeof(T) == 4) {  // to the nearest tf32; the tensor cores would cut digits off
@@ -311,7 +314,6 @@ struct FusedLoss {
     }
 
     __device__ __forceinline__ void write_sums() {
-        const int64_t block = blockIdx.x;
         losses.take_logarithms();
 #pragma unroll
         for (int r = 0; r < 2 * M; ++r) {
@@ -319,50 +321,49 @@ struct FusedLoss {
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         }
-        // As the first of 16 columns they meet as the others do.
-        Sum of_rows[M][2] = {};
+        constexpr int BLOCKS = S::COLUMNS / 16;  // of slack columns; one more is the basis
+        const Meeting<S> meeting(shared, label_warp());
+        auto* row_sums = reinterpret_cast<float*>(shared + S::AT_ROW_SUMS);  // [LABEL_WARPS, ROWS]
+        __syncthreads();  // all that lay there has been read
+        if (lane() % 4 == 0) {
 #pragma unroll
-        for (int r = 0; r < 2 * M; ++r) of_rows[r / 2][0][r % 2 * 2] = losses.sum[r];
-        auto* sums = reinterpret_cast<float*>(w(0));  // [ROWS]
-        finish_columns<S>(g(), of_rows, row0, label_warp(), [&](int row, int column, float value) {
-            if (column == 0) sums[row] = value;
-        });
+            for (int r = 0; r < 2 * M; ++r) row_sums[label_warp() * S::ROWS + row0 + 8 * r + lane() / 4] = losses.sum[r];
+        }
+        if (p.slabs) {
+#pragma unroll
+            for (int c = 0; c < BLOCKS; ++c) meeting.leave(c, grad_x, 2 * c);
+            if (p.grad_coef) meeting.leave(BLOCKS, grad_coef, 0);
+        }
         __syncthreads();
-        const int now = thread_again();
-        for (int row = now; row < rows; row += THREADS) p.row_sums[block * p.batch + base + row] = sums[row];
-        if (now < 32) {
-            double total = 0;
-            for (int row = now; row < rows; row += 32) total += double(sums[row]);
-#pragma unroll
-            for (int step = 16; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
-            if (now == 0) p.totals[block] = base ? p.totals[block] + total : total;
-        }
+        if (thread() >= THREADS - 32)  // a warp that owns no more columns than others
+            finish_rows<S>(row_sums, rows, p.row_sums + int64_t(blockIdx.x) * p.batch + base, p.totals + blockIdx.x, base);
         if (!p.slabs) return;
+        float* slab = p.slabs + (int64_t(blockIdx.x) * p.batch + base + row0) * p.slack;
 #pragma unroll
-        for (int c = 0; c < S::COLUMNS / 16; ++c) {
-            Sum sums[M][2];
-#pragma unroll
-            for (int m = 0; m < M; ++m)
-#pragma unroll
-                for (int i = 0; i < 8; ++i) sums[m][i / 4][i % 4] = grad_x[m][2 * c + i / 4][i % 4];
-            finish_columns<S>(g(), sums, row0, label_warp(), [&](int row, int column, float value) {
-                if (row < rows && 16 * c + column < p.slack)
-                    p.slabs[(block * p.batch + base + row) * p.slack + 16 * c + column] = value;
+        for (int c = 0; c < BLOCKS; ++c)
+            meeting.take(c, grad_x, 2 * c, [&](int row, int column, const float* pair) {
+                float* to = slab + row * p.slack + 16 * c + column;
+                if (row0 + row < rows && 16 * c + column < p.slack) to[0] = pair[0];
+                if (row0 + row < rows && 16 * c + column + 1 < p.slack) to[1] = pair[1];
             });
-        }
         if (!p.grad_coef) return;
-        finish_columns<S>(g(), grad_coef, row0, label_warp(), [&](int row, int column, float value) {
-            if (row < rows)
-                p.grad_coef[(int64_t(base + row) * gridDim.x + blockIdx.x) * S::RANK + column] = narrow<T>(value);
+        meeting.take(BLOCKS, grad_coef, 0, [&](int row, int column, const float* pair) {
+            T* to = p.grad_coef + ((base + row0 + row) * int64_t(gridDim.x) + blockIdx.x) * S::RANK + column;
+            if (row0 + row < rows) to[0] = narrow<T>(pair[0]), to[1] = narrow<T>(pair[1]);
         });
     }
 
     __device__ __forceinline__ void run() {
-        load_x();
         const int row = row0 + lane();
-        Cursor cursor(p.loss.targets, base + row, lane() < S::WARP_ROWS && row < rows, first);
-        if (thread() < S::TILE)
-            bias(0)[thread()] = p.bias && first + thread() < last ? widen(p.bias[first + thread()]) : 0.0f;
+        Cursor cursor(p.loss.targets, base + row, lane() < S::WARP_ROWS && row < rows);
+        begin();
+        // What follows waits for memory as well, while the copies are on their way.
+        if (p.basis) load_coef();
+        float first_bias = 0;
+        if (p.bias && thread() < S::TILE && first + thread() < last) first_bias = widen(p.bias[first + thread()]);
+        cursor.seek(first);
+        if (thread() < S::TILE) bias(0)[thread()] = first_bias;
+        load_x();
         int buffer = 0;
         for (int label = first; label < last; label += S::TILE, buffer ^= 1) {
             wait_for_copies();

@@ -30,21 +30,34 @@ struct TargetArgs {
     }
 };
 
-// Walks through the positives of one row, from `first` on.
+// Walks through the positives of one row, once it has been told from where on.
 class Cursor {
   public:
-    __device__ __forceinline__ Cursor(const TargetArgs& targets, int row, bool real, int first) : targets_(targets) {
+    __device__ __forceinline__ Cursor(const TargetArgs& targets, int row, bool real) : targets_(targets) {
         if (!real || !targets.indices) return;
-        const int64_t* low = targets.indices + targets.offsets[row];
-        const int64_t* end = targets.indices + targets.offsets[row + 1];
-        const int64_t* high = end;
-        while (low < high) {
-            const int64_t* middle = low + (high - low) / 2;
-            if (*middle < targets.label_start + first) low = middle + 1;
-            else high = middle;
+        start_ = targets.offsets[row], end_ = targets.offsets[row + 1];
+    }
+
+    // Goes to the first positive from `first` on. Three are looked at together: half as many ways to memory as by halves.
+    __device__ __forceinline__ void seek(int first) {
+        const int64_t wanted = targets_.label_start + first;
+        int64_t found = targets_.label_start + INT32_MAX;
+        at_ = targets_.indices + start_, left_ = static_cast<int>(end_ - start_);
+        for (int count = left_; count > 0;) {  // it is among so many, or the one behind them
+            const int places[3] = {count / 4, count / 2, count - 1 - count / 4};
+            int64_t labels[3];
+#pragma unroll
+            for (int i = 0; i < 3; ++i) labels[i] = at_[places[i]];
+            int skip = 0;
+#pragma unroll
+            for (int i = 0; i < 3; ++i)
+                if (labels[i] < wanted) skip = places[i] + 1;
+#pragma unroll
+            for (int i = 2; i >= 0; --i)
+                if (labels[i] >= wanted) count = places[i], found = labels[i];
+            at_ += skip, left_ -= skip, count -= skip;
         }
-        at_ = low, left_ = static_cast<int>(end - low);
-        look();
+        next_ = near(found);
     }
 
     // The positives among `count` <= 32 labels from `first` on. `first` never decreases.
@@ -60,13 +73,16 @@ class Cursor {
 
   private:
     const TargetArgs& targets_;
+    int64_t start_ = 0, end_ = 0;  // the row's, until the cursor seeks
     const int64_t* at_ = nullptr;
     int left_ = 0;          // of the row, from the cursor on: no more than there are labels
     int next_ = INT32_MAX;  // the label at the cursor
 
-    __device__ __forceinline__ void look() {
-        const int64_t label = left_ ? *at_ - targets_.label_start : INT32_MAX;
-        next_ = label < INT32_MAX ? static_cast<int>(label) : INT32_MAX;
+    __device__ __forceinline__ void look() { next_ = left_ ? near(*at_) : INT32_MAX; }
+
+    __device__ __forceinline__ int near(int64_t label) const {
+        label -= targets_.label_start;
+        return label < INT32_MAX ? static_cast<int>(label) : INT32_MAX;
     }
 };
 

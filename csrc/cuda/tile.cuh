@@ -36,11 +36,13 @@ struct Shape {
     static constexpr int AT_G = AT_W + 2 * W_BYTES;
     static constexpr int AT_BIAS = AT_G + ROWS * G_STRIDE;
     static constexpr int BYTES = AT_BIAS + 2 * TILE * int(sizeof(float));
-    // Where the parts of several label warps meet, 16 columns at a time, ∂loss/∂z has been read.
-    static constexpr int MEETING_BYTES = LABEL_WARPS * ROWS * 16 * int(sizeof(float));
+    // All of it is free at the end, when label warps meet: the sums (float4) that those of a row warp leave, of the slack
+    // columns and the basis, and behind them the losses of the rows.
+    static constexpr int MEETING_SUMS = (COLUMNS / 16 + 1) * (LABEL_WARPS - 1) * ROW_TILES * 2 * 32;
+    static constexpr int AT_ROW_SUMS = ROW_WARPS_ * MEETING_SUMS * 16;
 
     static_assert(TILE % 32 == 0 && COLUMNS * PARTS % (8 * WARPS) == 0 && PARTS <= WARPS, "grad_weight is shared evenly");
-    static_assert(LABEL_WARPS == 1 || MEETING_BYTES <= ROWS * G_STRIDE, "the meeting fits");
+    static_assert(AT_ROW_SUMS + LABEL_WARPS * ROWS * int(sizeof(float)) <= BYTES, "the meeting fits");
 };
 
 // Rows, of ROWS at the most, whose pieces of BYTES bytes are dealt out to the threads; pieces of 2 bytes are too short to
@@ -123,30 +125,75 @@ struct RowSums {
     }
 };
 
-// put(row in the block, column 0 … 15, value) for the 16 columns of every warp's sums, added over the label warps.
-template <class S, class Put>
-__device__ __forceinline__ void finish_columns(unsigned char* meeting, Sum (&sums)[S::ROW_TILES][2], int row0,
-                                               int label_warp, Put put) {
-    auto* parts = reinterpret_cast<float*>(meeting);  // [LABEL_WARPS, ROWS, 16]
-    const int now = thread_again(), lane = now % 32;
-    if (S::LABEL_WARPS > 1) __syncthreads();          // what lay there has been read
+// Where warps with the same rows meet: the sums of 16 columns, of which one of them is the owner. The others leave theirs,
+// as they lie in registers, and after a barrier the owner adds all in the order of the warps.
+template <class S>
+class Meeting {
+  public:
+    __device__ __forceinline__ Meeting(unsigned char* memory, int label_warp)
+        : sums_(reinterpret_cast<float4*>(memory) + thread() / 32 / S::LABEL_WARPS * S::MEETING_SUMS + lane()),
+          label_warp_(label_warp) {}
+
+    // Block c of 16 columns; sums[m][first] and the next.
+    template <int N>
+    __device__ __forceinline__ void leave(int c, const Sum (&sums)[S::ROW_TILES][N], int first) const {
+        if (label_warp_ == c % S::LABEL_WARPS) return;
+        const int slot = label_warp_ - (label_warp_ > c % S::LABEL_WARPS);
 #pragma unroll
-    for (int m = 0; m < S::ROW_TILES; ++m)
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int row = row0 + 16 * m + i / 2 * 8 + lane / 4, column = 8 * n + lane % 4 * 2 + i % 2;
-                if (S::LABEL_WARPS == 1) put(row, column, sums[m][n][i]);
-                else parts[(label_warp * S::ROWS + row) * 16 + column] = sums[m][n][i];
-            }
-    if (S::LABEL_WARPS == 1) return;
-    __syncthreads();
-    for (int at = now; at < S::ROWS * 16; at += THREADS) {
-        float sum = 0;
-        for (int w = 0; w < S::LABEL_WARPS; ++w) sum += parts[w * S::ROWS * 16 + at];
-        put(at / 16, at % 16, sum);
+        for (int i = 0; i < TILES; ++i) {
+            const Sum& sum = sums[i / 2][first + i % 2];
+            sums_[place(c, slot, i)] = {sum[0], sum[1], sum[2], sum[3]};
+        }
     }
+
+    // put(row of the warp, even column 0 … 14, two sums), by the owner.
+    template <int N, class Put>
+    __device__ __forceinline__ void take(int c, const Sum (&sums)[S::ROW_TILES][N], int first, Put put) const {
+        const int owner = c % S::LABEL_WARPS;
+        if (label_warp_ != owner) return;
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            float sum[4] = {};
+#pragma unroll
+            for (int warp = 0; warp < S::LABEL_WARPS; ++warp) {
+                const Sum& own = sums[i / 2][first + i % 2];
+                const float4 part =
+                    warp == owner ? float4{own[0], own[1], own[2], own[3]} : sums_[place(c, warp - (warp > owner), i)];
+                sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) put(i / 2 * 16 + r * 8 + lane() / 4, i % 2 * 8 + lane() % 4 * 2, sum + 2 * r);
+        }
+    }
+
+  private:
+    static constexpr int TILES = 2 * S::ROW_TILES;
+
+    static __device__ __forceinline__ int place(int c, int slot, int tile) {
+        return ((c * (S::LABEL_WARPS - 1) + slot) * TILES + tile) * 32;
+    }
+
+    float4* const sums_;
+    const int label_warp_;
+};
+
+// By one warp: adds the label warps' parts of `rows` rows, and the rows to `total`, or to what it has.
+template <class S>
+__device__ __forceinline__ void finish_rows(const float* parts, int rows, float* to, double* total, bool add) {
+    double all = 0;
+#pragma unroll
+    for (int first = 0; first < S::ROWS; first += 32) {
+        const int row = first + lane();
+        if (row >= rows) continue;
+        float sum = 0;
+#pragma unroll
+        for (int warp = 0; warp < S::LABEL_WARPS; ++warp) sum += parts[warp * S::ROWS + row];
+        to[row] = sum;
+        all += double(sum);
+    }
+#pragma unroll
+    for (int step = 16; step; step /= 2) all += __shfl_xor_sync(0xffffffffu, all, step);
+    if (lane() == 0) *total = add ? *total + all : all;
 }
 
 }  // namespace sk

@@ -39,8 +39,13 @@ PLANTS = {
     "a group of rows comes too early": Plant(
         "thread", "fused_loss.cuh", "if (row) __syncthreads();", "", "data race"
     ),
-    "blocks share a slab": Plant("thread", "fused_loss.cuh", "p.slabs[(block * p.batch", "p.slabs[(0 * p.batch", "data race"),
-    "label warps meet too early": Plant("thread", "tile.cuh", "__syncthreads();\n    for (int at", "for (int at", "data race"),
+    "blocks share a slab": Plant("thread", "fused_loss.cuh", "p.slabs + (int64_t(blockIdx.x)", "p.slabs + (int64_t(0)", "data race"),
+    "label warps leave sums where a tile is read": Plant(
+        "thread", "fused_loss.cuh", "__syncthreads();  // all that lay there has been read", "", "data race"
+    ),
+    "label warps meet too early": Plant(
+        "thread", "fused_loss.cuh", "__syncthreads();\n        if (thread() >= THREADS", "if (thread() >= THREADS", "data race"
+    ),
     "partial sums meet too early": Plant(
         "thread", "finish.cuh", "__syncthreads();\n    if (thread() >= 32", "if (thread() >= 32", "data race"
     ),

@@ -159,6 +159,9 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
     unsigned x = 0, y = 0, z = 0, w = 0;
 };
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
 struct alignas(8) float2 {
     float x, y;
 };
