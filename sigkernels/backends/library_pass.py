@@ -53,8 +53,10 @@ class Pointwise(Protocol):
         """Of how many labels a run of the DFT part is, from the rows and the labels of a chunk and the device (``LabelWalk``), where
         the kernel for rounded operands of ``dtype`` adds that part; else ``None``."""
 
-    def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> ElementwisePointwise:
-        """``row_scale``, a number or ``[B]``, multiplies ``∂loss/∂z``."""
+    def elementwise(
+        self, call: LossCall, walk: LabelWalk, params: ElementwiseParams | None, row_scale: float | Tensor
+    ) -> ElementwisePointwise:
+        """``params``: what a kernel takes of the loss, where it has one. ``row_scale``, a number or ``[B]``, multiplies ``∂loss/∂z``."""
 
 
 class GradientSums:
@@ -73,14 +75,14 @@ class GradientSums:
         self.walk, self.factor, self._factored = walk, factor, isinstance(factor, Tensor) or factor != 1
         self._x = GradientOfX(walk, dtype) if needs[0] else None
         self.weight = x.new_empty(*layer.weight.shape, dtype=dtype) if needs[1] else None
-        self.bias = x.new_empty(layer.num_rows, dtype=dtype) if needs[2] else None
+        self.bias = x.new_empty(walk.rows, dtype=dtype) if needs[2] else None
 
     def add(self, chunk: Chunk, slopes: Slopes) -> None:
         """Takes in the gradient of the logits of a chunk."""
         if self._x is not None:
             self._x.add(chunk, slopes.g)
         if self.weight is not None:
-            whole = self.walk.size >= self.walk.layer.num_rows
+            whole = self.walk.size >= self.walk.rows
             part = self.weight if whole else self.weight[chunk.start : chunk.stop]
             product(slopes.g.T, self.walk.slack, part)
             self._scale_(part)
@@ -143,12 +145,13 @@ class UpdatingSums(GradientSums):
 @without_autocast
 def fused_loss(call: LossCall, pointwise: Pointwise, update: LayerUpdate | None = None) -> LossResult:
     """An elementwise loss and its gradients, or with ``update`` steps of weight and bias in the place of theirs."""
-    x, params = call.x, call.loss.kernel_params()
+    x, known = call.x, call.loss.kernel_params()
+    params = known if isinstance(known, ElementwiseParams) else None
     narrow = pointwise.narrow(x.device)
     row_scale: float | Tensor = call.scale
     factor: float | Tensor = 1.0
     if narrow and x.dtype == torch.float16:
-        if isinstance(params, ElementwiseParams):
+        if params is not None:
             row_scale, factor = _float16_scales(call, params)
         else:
             narrow = False  # how large a gradient this formula makes is not known
@@ -158,7 +161,7 @@ def fused_loss(call: LossCall, pointwise: Pointwise, update: LayerUpdate | None 
         sums = GradientSums(walk, call.needs, dtype, factor)
     else:
         sums = UpdatingSums(walk, call.needs, dtype, factor, update)
-    part = pointwise.elementwise(call, walk, row_scale)
+    part = pointwise.elementwise(call, walk, params, row_scale)
     for chunk in walk:
         slopes = part(chunk)
         if slopes is not None:

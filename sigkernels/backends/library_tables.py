@@ -63,6 +63,7 @@ class Shape(NamedTuple):
     operand: torch.dtype
     device: torch.device
     apart: bool  # the constant feature is left out of products
+    constant: float  # what it is multiplied by there; else 0
     fixed: tuple[
         int, ...
     ]  # widths of x before the slack: what is apart, the other waves, the codes where there are any
@@ -91,8 +92,8 @@ def walk_shape(
     apart = rounded and meta.k >= 0
     fixed = (int(apart), meta.dft_columns - int(apart), meta.codes) if meta.fixed_columns else ()
     return Shape(
-        size, run, rotated, narrow or device.type != "cpu", eps, operand, device, apart, fixed if meta.codes else fixed[:2],
-        round_up(size, _ROW if narrow else 1),
+        size, run, rotated, narrow or device.type != "cpu", eps, operand, device, apart,
+        1 / math.sqrt(meta.num_labels) if apart else 0.0, fixed if meta.codes else fixed[:2], round_up(size, _ROW if narrow else 1),
     )  # fmt: skip
 
 
@@ -155,9 +156,9 @@ def _rotations(shared: DFTPlan, columns: int, layer: Layer) -> np.ndarray:
     return m.reshape(-1, shared.v.shape[1])
 
 
-def chunk_limits(device: torch.device) -> tuple[int, ...]:
-    """Of a chunk: on the CPU its elements, and the least and most labels; elsewhere its bytes."""
-    return (_CPU_ELEMENTS, *_CPU_LABELS) if device.type == "cpu" else (_device_bytes(device),)
+def chunk_limits(x: Tensor) -> tuple[int, ...]:
+    """Of a chunk for inputs ``x``: on the CPU its elements, and the least and most labels; elsewhere its bytes."""
+    return (_CPU_ELEMENTS, *_CPU_LABELS) if x.is_cpu else (_device_bytes(x.device),)
 
 
 def _chunk_labels(

@@ -13,7 +13,6 @@ columns: two products and two sweeps over the chunk less. Codes are extra column
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -36,7 +35,8 @@ def without_autocast(operation: F) -> F:
     @functools.wraps(operation)
     def run(first: Tensor | LossCall, *args: Any) -> Any:
         kind = (first if isinstance(first, Tensor) else first.x).device.type
-        if not torch.is_grad_enabled() and not _autocasts(kind):  # inside an autograd.Function: contexts take time
+        # inside an autograd.Function: contexts take time
+        if not torch.is_grad_enabled() and not (_knows_autocast(kind) and torch.is_autocast_enabled(kind)):
             return operation(first, *args)
         with torch.no_grad(), torch.autocast(kind, enabled=False):
             return operation(first, *args)
@@ -44,8 +44,9 @@ def without_autocast(operation: F) -> F:
     return cast(F, run)
 
 
-def _autocasts(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+@functools.cache
+def _knows_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -127,12 +128,14 @@ class LabelWalk:
     """
 
     layer: Layer
+    rows: int  # labels of the layer
     batch: int
     out: torch.dtype  # of sums
     operand: torch.dtype  # of what is multiplied
     x: Tensor
     slack: Tensor
     apart: bool  # whether the constant feature is added apart from the products
+    constant: float  # what it is multiplied by there; else 0
     size: int  # labels of a chunk
     run: int  # labels of a run; 0: the logits of a chunk have their DFT part
     tables: Tables
@@ -145,14 +148,19 @@ class LabelWalk:
         self.layer, self.batch, self.out = layer, x.shape[0], accumulate_dtype(x.dtype)
         self.operand = x.dtype if narrow else self.out
         self.x = x if x.dtype == self.operand else x.to(self.operand)
-        device, (rows, slack) = x.device, layer.weight.shape
+        device, (self.rows, slack) = x.device, layer.weight.shape
         rounded = self.operand in _NARROW or (self.operand == torch.float32 and rounds_float32(device))
-        shape = walk_shape(layer.meta, rows, self.batch, narrow, x.dtype, rounded, device, chunk_limits(device), runs)
+        shape = walk_shape(layer.meta, self.rows, self.batch, narrow, x.dtype, rounded, device, chunk_limits(x), runs)
         self.slack, self._waves = self.x, self.x
         if shape.fixed:
             _, self._waves, *_, self.slack = self.x.split_with_sizes((*shape.fixed, slack), 1)
         self.size, self.run, self.apart, self.tables = shape.size, shape.run, shape.apart, tables_of(layer, shape)
-        self.rank, self.group, self._width = self.tables.rank, self.tables.group, shape.width
+        self.rank, self.group, self.constant, self._width = (
+            self.tables.rank,
+            self.tables.group,
+            shape.constant,
+            shape.width,
+        )
         self._z = self.buffer(self.out)
         self._coefficients: Tensor | None = None
 
@@ -174,11 +182,6 @@ class LabelWalk:
         """``[B, labels]`` in it."""
         return buffer if labels == buffer.shape[1] else buffer[:, :labels]
 
-    @property
-    def constant(self) -> float:
-        """What the constant feature is multiplied by where it is left out of the products; else 0."""
-        return 1 / math.sqrt(self.layer.num_labels) if self.apart else 0.0
-
     def __iter__(self) -> Iterator[Chunk]:
         """Chunks whose logits lack the bias, and the constant feature where that is apart."""
         for chunk in self.parts():
@@ -187,7 +190,7 @@ class LabelWalk:
 
     def parts(self) -> Iterator[Chunk]:
         """Chunks whose logits nobody needs."""
-        whole, rows = self.layer.weight, self.layer.num_rows
+        whole, rows = self.layer.weight, self.rows
         for index, start in enumerate(range(0, rows, self.size)):
             stop = min(start + self.size, rows)
             weight = whole if self.size >= rows else whole[start:stop]
@@ -257,7 +260,7 @@ class LabelWalk:
 
     def add_dft_gradient(self, chunk: Chunk, grad: Tensor) -> None:
         """Adds ``M`` times the gradients of all coefficients of a group to ``grad [B, 2k+1]``, after its last chunk."""
-        columns, last = self._columns(chunk), chunk.stop == self.layer.num_rows
+        columns, last = self._columns(chunk), chunk.stop == self.rows
         if not (last or columns.stop == self.group * self.rank):
             return
         first, m = chunk.number * self.rank - columns.start, self.tables.rotation
@@ -290,9 +293,9 @@ class GradientOfX:
     grad: Tensor
 
     def __init__(self, walk: LabelWalk, dtype: torch.dtype) -> None:
-        self.walk, self.dtype, (rows, slack), meta = walk, dtype, walk.layer.weight.shape, walk.layer.meta
-        make = walk.x.new_empty if rows else walk.x.new_zeros  # the first chunk writes, the others add
-        one = walk.size >= rows
+        self.walk, self.dtype, slack, meta = walk, dtype, walk.layer.weight.shape[1], walk.layer.meta
+        make = walk.x.new_empty if walk.rows else walk.x.new_zeros  # the first chunk writes, the others add
+        one = walk.size >= walk.rows
         self.grad = make(*walk.x.shape, dtype=dtype if one else walk.out)
         self._dft, self._codes, self._slack = self.grad, self.grad, self.grad
         if meta.codes:
@@ -302,15 +305,15 @@ class GradientOfX:
 
     def add(self, chunk: Chunk, g: Tensor) -> None:
         """Takes in ``g [B, c]``, the gradient of the logits of a chunk."""
-        walk, layer, add = self.walk, self.walk.layer, chunk.number > 0
+        walk, meta, add = self.walk, self.walk.layer.meta, chunk.number > 0
         if chunk.weight.shape[1]:
             product(g, chunk.weight, self._slack, add)
         if chunk.codes is not None:
             product(g, chunk.codes, self._codes, add)
-        elif layer.codes:
-            made = code_adjoint(g.to(walk.out), layer.codes, layer.label_start + chunk.start)
+        elif meta.codes:
+            made = code_adjoint(g.to(walk.out), meta.codes, meta.label_start + chunk.start)
             _ = self._codes.add_(made) if add else self._codes.copy_(made)
-        if layer.k < 0:
+        if meta.k < 0:
             return
         if walk.tables.rotation is None:
             product(g, walk.tables.basis, self._dft, add)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..label_forms import checked_rows
 from ..labels import LabelSets
 from ..layer import Layer
-from ..losses import ElementwiseLoss
+from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .interface import LossCall, sum_dtype
 from .library_pass import Rows, Slopes
@@ -26,7 +26,9 @@ class TorchPointwise:
     def runs(self, dtype: torch.dtype) -> None:
         return None
 
-    def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> TorchElementwise:
+    def elementwise(
+        self, call: LossCall, walk: LabelWalk, params: ElementwiseParams | None, row_scale: float | Tensor
+    ) -> TorchElementwise:
         return TorchElementwise(call, walk, row_scale)
 
 

@@ -35,8 +35,11 @@ class TritonPointwise:
     def runs(self, dtype: torch.dtype) -> Callable[[int, int, torch.device], int] | None:
         return configs.run_labels if dtype != torch.float32 or configs.platform() == "cuda" else None
 
-    def elementwise(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> TritonElementwise:
-        return TritonElementwise(call, walk, row_scale)
+    def elementwise(
+        self, call: LossCall, walk: LabelWalk, params: ElementwiseParams | None, row_scale: float | Tensor
+    ) -> TritonElementwise:
+        assert params is not None  # other losses are refused
+        return TritonElementwise(call, walk, params, row_scale)
 
 
 class Targets:
@@ -99,9 +102,8 @@ def cut_of(
 class TritonElementwise:
     """The losses of the rows of one call, chunk after chunk."""
 
-    def __init__(self, call: LossCall, walk: LabelWalk, row_scale: float | Tensor) -> None:
-        x, layer, params = call.x, call.layer, call.loss.kernel_params()
-        assert isinstance(params, ElementwiseParams)
+    def __init__(self, call: LossCall, walk: LabelWalk, params: ElementwiseParams, row_scale: float | Tensor) -> None:
+        x, layer = call.x, call.layer
         self._call, self._walk, self._targets = call, walk, Targets(call.targets, x)
         self._scale, self._scale_low = two_floats(1.0 if isinstance(row_scale, Tensor) else row_scale)
         self._value_scale = call.scale if isinstance(call.scale, float) else None
@@ -131,14 +133,14 @@ class TritonElementwise:
                     z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, coef.stride(0),
                     _of(layer.bias, chunk), *self._targets.of(chunk), _of(self._weight, chunk), _of(self._pos_weight, chunk),
                     z if self._row_scale is None else self._row_scale, self._row_sums, self._totals,
-                    walk.batch, z.shape[1], layer.label_start + chunk.start, walk.constant, self._scale,
+                    walk.batch, z.shape[1], layer.meta.label_start + chunk.start, walk.constant, self._scale,
                     self._scale_low, cut.each, chunk.number, **cut.keywords,
                 )  # fmt: skip
         return Slopes(g) if self._needed else None
 
     def finish(self, wide: Tensor | None, narrow: Tensor | None) -> Rows:
         walk, sums, scale, cut = self._walk, self._row_sums, self._value_scale, self._cut
-        if not sums.numel() or not walk.layer.num_rows:
+        if not sums.numel() or not walk.rows:
             if wide is not None and narrow is not None:
                 narrow.copy_(wide)
             return Rows(torch.zeros(walk.batch, dtype=torch.float64, device=sums.device))
