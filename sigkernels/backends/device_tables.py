@@ -35,7 +35,7 @@ class DeviceTables(Generic[T]):
     def get(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
         """The tables of ``key`` on ``device``; ``make`` works them out, and its copies to the device must have ended."""
         recording = capturing(device)
-        found = self._captured.get(key)
+        found = self._captured.get(key) if self._captured else None  # the hash of a key takes its time
         if found is None:
             found = self._cache.get(key, lambda: _make(make, device, recording))
         if recording:

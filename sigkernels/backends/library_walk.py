@@ -230,49 +230,35 @@ class LabelWalk:
 
     def coefficients(self, chunk: Chunk) -> Tensor:
         """The DFT features seen from the centre of a chunk, or of each of its runs, through V: ``[B, r]``."""
-        columns = self._columns(chunk)
-        if columns.start == 0:
+        if chunk.number % self.group == 0:
             m = self.tables.forward
             assert m is not None
-            if self._coefficients is None:
-                self._coefficients = self._for_a_group()
-            if m.shape[1] > self._coefficients.shape[1]:
+            if m.shape[1] > self.tables.together:
                 m = m[:, chunk.number * self.rank : (chunk.number + self.group) * self.rank]
-            product(self._waves, m, self._part(self._coefficients, slice(0, m.shape[1])))
-        assert self._coefficients is not None
-        return self._part(self._coefficients, columns)
+            product(self._waves, m, self._columns(0, m.shape[1]))
+        return self.coefficients_of(chunk)
 
     def coefficients_of(self, chunk: Chunk) -> Tensor:
         """The same, once they are made; their gradient takes their place."""
-        columns = self._columns(chunk)
-        if self._coefficients is None:  # nobody has asked for the logits
-            self._coefficients = self._for_a_group()
-        return self._part(self._coefficients, columns)
+        first = chunk.number % self.group * self.rank
+        return self._columns(first, first + self.rank)
 
-    def _part(self, coefficients: Tensor, columns: slice) -> Tensor:
-        return (
-            coefficients if columns.start == 0 and columns.stop >= coefficients.shape[1] else coefficients[:, columns]
-        )
-
-    def _for_a_group(self) -> Tensor:
-        """Memory for the coefficients of a group."""
-        return self.x.new_empty(self.batch, self.tables.together)
+    def _columns(self, start: int, stop: int) -> Tensor:
+        """Some of the coefficients of a group."""
+        if self._coefficients is None:
+            self._coefficients = self.x.new_empty(self.batch, self.tables.together)
+        return self._coefficients if start == 0 and stop >= self.tables.together else self._coefficients[:, start:stop]
 
     def add_dft_gradient(self, chunk: Chunk, grad: Tensor) -> None:
         """Adds ``M`` times the gradients of all coefficients of a group to ``grad [B, 2k+1]``, after its last chunk."""
-        columns, last = self._columns(chunk), chunk.stop == self.rows
-        if not (last or columns.stop == self.group * self.rank):
-            return
-        first, m = chunk.number * self.rank - columns.start, self.tables.rotation
-        assert self._coefficients is not None and m is not None
-        if m.shape[0] > self._coefficients.shape[1]:
-            m = m[first : first + columns.stop]
-        product(self._part(self._coefficients, slice(0, m.shape[0])), m, grad, add=first > 0)
-
-    def _columns(self, chunk: Chunk) -> slice:
-        """Those of a chunk among the coefficients of its group."""
         place = chunk.number % self.group
-        return slice(place * self.rank, (place + 1) * self.rank)
+        if chunk.stop != self.rows and place + 1 != self.group:
+            return
+        first, m = (chunk.number - place) * self.rank, self.tables.rotation
+        assert m is not None
+        if m.shape[0] > self.tables.together:
+            m = m[first : first + (place + 1) * self.rank]
+        product(self._columns(0, m.shape[0]), m, grad, add=first > 0)
 
     def _codes_of(self, start: int, stop: int) -> Tensor | None:
         """Their columns for the rows of a chunk, ``[c, codes]``, where they are used as such."""

@@ -49,16 +49,17 @@ class Targets:
     sparse: bool
 
     def __init__(self, targets: LabelSets | Tensor | PartialTargets, spare: Tensor) -> None:
-        flags = None
+        flags = self._dense = spare
         self.unknown = isinstance(targets, PartialTargets)
         if isinstance(targets, PartialTargets):
-            targets, flags = targets.for_kernels()
+            targets, given = targets.for_kernels()
+            flags = spare if given is None else given.view(torch.uint8)
         self.sparse = isinstance(targets, LabelSets)
-        self._dense = targets if isinstance(targets, Tensor) else spare
-        if self._dense.dtype == torch.bool:
-            self._dense = self._dense.view(torch.uint8)
-        sets = checked_sets(targets) if isinstance(targets, LabelSets) else (spare, spare)
-        self._sets = (*sets, spare if flags is None else flags.view(torch.uint8))
+        if isinstance(targets, LabelSets):
+            self._sets = (*checked_sets(targets), flags)
+        else:
+            self._dense = targets.view(torch.uint8) if targets.dtype == torch.bool else targets
+            self._sets = (spare, spare, flags)
 
     def of(self, chunk: Chunk) -> tuple[Any, ...]:
         """``indices, offsets, unknown, dense, dense_stride, dense_step``."""
@@ -75,6 +76,7 @@ class Cut(NamedTuple):
     parts: int  # of the labels of a chunk
     each: int  # tiles of a part
     labels: int  # of a part
+    finishers: int  # programs of the last kernel, that the rows need
     keywords: dict[str, Any]  # constants and options of a launch
 
 
@@ -96,7 +98,8 @@ def cut_of(
         "LABEL_WEIGHT": label_weight, "LABEL_POS_WEIGHT": label_pos_weight, "WEIGHT": weight, "POS_WEIGHT": pos_weight,
         "ROW_SCALE": row_scale, "GRADIENT": gradient, "ROUGH": dtype == torch.bfloat16, "INTERPRETED": interpreted(),
     }  # fmt: skip
-    return Cut(blocks, parts, each, each * config.BN, keywords | config.options(configs.platform()))
+    finishers = -(-batch // configs.FINISH["BLOCK"])
+    return Cut(blocks, parts, each, each * config.BN, finishers, keywords | config.options(configs.platform()))
 
 
 class TritonElementwise:
@@ -124,32 +127,33 @@ class TritonElementwise:
 
     def __call__(self, chunk: Chunk) -> Slopes | None:
         walk, layer, z, cut = self._walk, self._call.layer, chunk.z, self._cut
-        g = z if self._g is None else walk.view(self._g, z.shape[1])
+        labels = z.shape[1]
+        g = z if self._g is None else walk.view(self._g, labels)
         coef = walk.coefficients(chunk) if walk.run else z
         if walk.batch:
             with on(z):
                 # The last chunk may have fewer parts: the sums of the others stay as they are.
-                elementwise_kernel[(cut.blocks, -(-z.shape[1] // cut.labels))](
+                elementwise_kernel[(cut.blocks, -(-labels // cut.labels))](
                     z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, coef.stride(0),
                     _of(layer.bias, chunk), *self._targets.of(chunk), _of(self._weight, chunk), _of(self._pos_weight, chunk),
                     z if self._row_scale is None else self._row_scale, self._row_sums, self._totals,
-                    walk.batch, z.shape[1], layer.meta.label_start + chunk.start, walk.constant, self._scale,
+                    walk.batch, labels, layer.meta.label_start + chunk.start, walk.constant, self._scale,
                     self._scale_low, cut.each, chunk.number, **cut.keywords,
                 )  # fmt: skip
         return Slopes(g) if self._needed else None
 
     def finish(self, wide: Tensor | None, narrow: Tensor | None) -> Rows:
         walk, sums, scale, cut = self._walk, self._row_sums, self._value_scale, self._cut
-        if not sums.numel() or not walk.rows:
+        if not walk.batch or not walk.rows:
             if wide is not None and narrow is not None:
                 narrow.copy_(wide)
             return Rows(torch.zeros(walk.batch, dtype=torch.float64, device=sums.device))
         rows = sums.new_empty(walk.batch, dtype=torch.float64)
         value = None if scale is None else sums.new_empty((), dtype=walk.out)
         size = 0 if wide is None else wide.numel()
-        programs = max(
-            -(-walk.batch // configs.FINISH["BLOCK"]), min(-(-size // configs.FINISH["SHARE"]), configs.FINISHERS)
-        )
+        programs = cut.finishers
+        if size:
+            programs = max(programs, min(-(-size // configs.FINISH["SHARE"]), configs.FINISHERS))
         with on(sums):
             finish_kernel[(programs,)](
                 sums, self._totals, rows, rows if value is None else value, rows if wide is None else wide,
