@@ -64,9 +64,7 @@ class Shape(NamedTuple):
     device: torch.device
     apart: bool  # the constant feature is left out of products
     constant: float  # what it is multiplied by there; else 0
-    fixed: tuple[
-        int, ...
-    ]  # widths of x before the slack: what is apart, the other waves, the codes where there are any
+    fixed: tuple[int, ...]  # widths of x before its slack: what is apart, the other waves, the codes if there are any
     width: int  # of a buffer for the labels of a chunk
 
 

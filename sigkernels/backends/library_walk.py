@@ -155,12 +155,8 @@ class LabelWalk:
         if shape.fixed:
             _, self._waves, *_, self.slack = self.x.split_with_sizes((*shape.fixed, slack), 1)
         self.size, self.run, self.apart, self.tables = shape.size, shape.run, shape.apart, tables_of(layer, shape)
-        self.rank, self.group, self.constant, self._width = (
-            self.tables.rank,
-            self.tables.group,
-            shape.constant,
-            shape.width,
-        )
+        self.rank, self.group = self.tables.rank, self.tables.group
+        self.constant, self._width = shape.constant, shape.width
         self._z = self.buffer(self.out)
         self._coefficients: Tensor | None = None
 
