@@ -45,6 +45,7 @@ VARIANTS = {
     "elementwise": ("sparse", "dense", "products"),  # the last leaves the DFT part to products
     "finish": ("total", "rows"),
     "columns": ("sparse", "dense", "many"),  # the last with many rows
+    "mark": ("all",),
     "topk": ("short", "long"),
     "scale": ("all",),
     "lml": ("step0", "step1", "step2", "step3"),
@@ -91,7 +92,7 @@ def jobs() -> Iterator[Job]:
 
 def launch(job: Job) -> Launch:
     """With every option of the variant on: sparse targets as most calls have them, dense ones with all settings."""
-    return {"lml": _lml, "scale": _scale}.get(job.kernel, _pointwise)(job)
+    return {"lml": _lml, "mark": _mark, "scale": _scale}.get(job.kernel, _pointwise)(job)
 
 
 def _pointwise(job: Job) -> Launch:
@@ -136,6 +137,14 @@ def _pointwise(job: Job) -> Launch:
         if job.kernel == "columns":
             options["enable_fp_fusion"] = False
     return Launch(getattr(module, f"{job.kernel}_kernel"), types, constants, {"stride", "coef_stride"}, options)
+
+
+def _mark(job: Job) -> Launch:
+    from sigkernels.backends.triton import configs
+    from sigkernels.backends.triton.kernels import targets
+
+    types = {"indices": "*i64", "offsets": "*i64", "marks": "*i32"}
+    return Launch(targets.mark_kernel, types, dict(configs.MARKS), set(), {})
 
 
 def _scale(job: Job) -> Launch:
