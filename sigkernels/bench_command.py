@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     report = load_report(suites)
     check_arguments(args)
     before = report.read(args.compare)[0] if args.compare else []
+    names, cases = choose(suites, args.only)
     make_folder(args.output)
     load = machine_load.at_start()
     if args.require_idle and load.warnings:
@@ -55,12 +56,10 @@ def run(args: argparse.Namespace) -> int:
     for warning in load.warnings:
         print(f"sigkernels bench: warning: {warning}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        files, failed = run_suites(suites, Path(folder), args.quick, args.only)
+        files, failed = run_suites(suites, names, cases, Path(folder), args.quick)
         records = [record for file in files for record in report.read(file)[0]]
     if not records:
-        raise ValueError(
-            f"no benchmark ran: is there one whose name contains {args.only!r}, that can run here? See {suites}"
-        )
+        raise ValueError(f"no benchmark ran: none of {', '.join(names)} can run here; the reasons are above")
 
     from sigkernels import env
 
@@ -147,34 +146,44 @@ def load_module(path: Path) -> Any:
     return module
 
 
-def run_suites(suites: Path, out: Path, quick: bool, only: str | None) -> tuple[list[Path], list[str]]:
-    """Runs every suite in a process of its own, so that none inherits another's memory or thread settings.
+def choose(suites: Path, only: str | None) -> tuple[list[str], list[str]]:
+    """The suites that ``only`` chooses by name or, where no suite has that name, those with cases that have it.
 
-    ``only`` chooses suites by name, and where no suite has that name, cases. Returns the files that pytest-benchmark
-    wrote to ``out`` and the names of the suites that failed. The progress goes to stderr.
+    Also returns what tells pytest to run these cases alone.
     """
     names = [path.stem.removeprefix("bench_") for path in sorted(suites.glob("bench_*.py"))]
     if not names:
         raise ValueError(f"there is no bench_*.py in {suites}")
-    chosen = [name for name in names if only and only in name] or names
-    cases = ["-k", only] if only and chosen == names else []
+    chosen = [name for name in names if only and only in name]
+    if only is None or chosen:
+        return chosen or names, []
+    cases = ["-k", only]
+    files = [suites / f"bench_{name}.py" for name in names]
+    found = subprocess.run(_pytest(suites, files, "--collect-only", *cases), stdout=subprocess.PIPE, text=True)
+    if found.returncode == BAD_EXPRESSION:
+        raise ValueError(f"--only {only!r} is no expression that pytest -k takes; its message is above")
+    if found.returncode == NOTHING_SELECTED:
+        raise ValueError(f"no suite and no case has {only!r} in its name; the suites are {', '.join(names)}")
+    # A suite that cannot be read has no cases; it is to fail in a run of its own.
+    return [name for name in names if f"bench_{name}.py" in found.stdout], cases
+
+
+def run_suites(
+    suites: Path, names: list[str], cases: list[str], out: Path, quick: bool
+) -> tuple[list[Path], list[str]]:
+    """Runs every suite in a process of its own, so that none inherits another's memory or thread settings.
+
+    Returns the files that pytest-benchmark wrote to ``out`` and the names of the suites that failed. The progress goes
+    to stderr.
+    """
     environment = os.environ | ({"SIGKERNELS_BENCH_QUICK": "1"} if quick else {})
+    options = [*cases, "--benchmark-only", "--benchmark-quiet", "--benchmark-columns=median"]
+    options += ["--benchmark-max-time=0.3", "--benchmark-min-rounds=3"] if quick else []
     files, failed = [], []
-    for name in tqdm(chosen, unit="suite", disable=None):
+    for name in tqdm(names, unit="suite", disable=None):
         file = out / f"{name}.json"
-        command = [sys.executable, "-m", "pytest", str(suites / f"bench_{name}.py"), "--rootdir", str(suites)]
-        command += [
-            "--benchmark-only",
-            "--benchmark-json",
-            str(file),
-            "--benchmark-quiet",
-            "--benchmark-columns=median",
-        ]
-        command += ["-q", "-p", "no:cacheprovider", "-o", "python_files=bench_*.py", *cases]
-        command += ["--benchmark-max-time=0.3", "--benchmark-min-rounds=3"] if quick else []
+        command = _pytest(suites, [suites / f"bench_{name}.py"], *options, "--benchmark-json", str(file))
         done = subprocess.run(command, env=environment, stdout=STDERR, check=False)
-        if cases and done.returncode == BAD_EXPRESSION:
-            raise ValueError(f"--only {only!r} is no expression that pytest -k takes; its message is above")
         if done.returncode not in (0, NOTHING_SELECTED):
             failed.append(name)
         if file.exists() and file.stat().st_size:
@@ -182,3 +191,8 @@ def run_suites(suites: Path, out: Path, quick: bool, only: str | None) -> tuple[
     if failed and not files:
         raise ValueError(f"every suite failed ({', '.join(failed)}); the reasons are above")
     return files, failed
+
+
+def _pytest(suites: Path, files: list[Path], *options: str) -> list[str]:
+    command = [sys.executable, "-m", "pytest", *map(str, files), "--rootdir", str(suites), "-q", *options]
+    return [*command, "-p", "no:cacheprovider", "-o", "python_files=bench_*.py"]

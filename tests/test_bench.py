@@ -269,7 +269,7 @@ def test_a_failing_suite_is_reported(suites, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only", "nothing_like_it"], "no benchmark ran"),
+        (["--only", "nothing_like_it"], "no suite and no case has 'nothing_like_it' in its name; the suites are sleep"),
         (["--only", "a and"], "--only 'a and' is no expression that pytest -k takes"),
         (["--only", " "], "--only must name a suite or a case"),
         (["--tolerance", "0"], "--tolerance must be a positive number, got 0"),
@@ -283,6 +283,13 @@ def test_refused(suites, tmp_path, arguments, message, capsys):
     assert cli.main(["bench", "--suites", str(suites), "--output", str(tmp_path / "out"), *arguments]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("sigkernels bench: error:") and message in error
+
+
+def test_one_case_alone(suites, tmp_path, capsys):
+    (suites / "bench_broken.py").write_text("def test_x(benchmark):\n    benchmark(lambda: 1 / 0)\n")
+    arguments = ["bench", "--suites", str(suites), "--output", str(tmp_path / "out"), "--quick", "--json"]
+    assert cli.main([*arguments, "--only", "slow and 1000"]) == 0  # the suite without such a case is not run
+    assert [r["group"] for r in json.loads(capsys.readouterr().out)["records"]] == ["sleep n=1000"]
 
 
 def test_the_output_folder_keeps_what_it_holds(suites, tmp_path):
