@@ -18,7 +18,6 @@ from sigkernels.verify.soft_margin import soft_balls
 strict = pytest.importorskip("array_api_strict")
 N, D, SIZE = 500, 65, 10.0
 TIGHT = {"maxiter": 5000, "maxfun": 20_000, "ftol": 1e-15, "gtol": 1e-10}
-draw = np.random.default_rng(0)
 
 
 def unit(rows):
@@ -29,6 +28,7 @@ def constant_and(rows):
     return unit(np.column_stack([np.full(len(rows), 0.3), rows]))
 
 
+draw = np.random.default_rng(0)
 MATRICES = {
     "gaussian": constant_and(draw.standard_normal((N, D - 1)) / 8),
     "codes": constant_and(code_matrix(N, 64).numpy()),  # thousands of ties
@@ -40,6 +40,7 @@ MATRICES = {
 
 
 def items_of(rows, sizes, start=True):
+    draw = np.random.default_rng(sizes)
     lists = [np.sort(draw.choice(len(rows), size, replace=False)) for size in sizes]
     x = -SIZE * np.eye(1, rows.shape[1])[0] if start else None
     return [Item(i, active, x) for i, active in enumerate(lists)]
@@ -74,7 +75,7 @@ def bounds(rows, offset, active, ball):
 @pytest.mark.parametrize("name", MATRICES)
 def test_the_balls_are_those_of_the_full_programs(name, biased):
     rows = MATRICES[name]
-    offset = 0.1 * draw.standard_normal(len(rows)) if biased else None
+    offset = 0.1 * np.random.default_rng(1).standard_normal(len(rows)) if biased else None
     items = items_of(rows, (0, 1, 2, 5, 9))
     batch = batch_of(np, rows, offset, items)
     found = {ball.number: ball for ball in on_moving_rows(batch)}
@@ -108,7 +109,8 @@ def objective(rows, y, shift, softness, z):
 
 @pytest.mark.parametrize("name", ("gaussian", "codes", "few rows"))
 def test_soft_balls_minimise_their_objective(name, monkeypatch):
-    rows, offset = MATRICES[name], 0.2 * draw.standard_normal(len(MATRICES[name]))
+    rows = MATRICES[name]
+    offset = 0.2 * np.random.default_rng(1).standard_normal(len(rows))
     batch = batch_of(np, rows, offset, items_of(rows, (1, 4)))
     rough = soft_balls(batch)
     monkeypatch.setattr(soft_margin, "STEPS", 200)
@@ -145,13 +147,13 @@ def test_which_sets_go_there(monkeypatch):
         return closed
 
     rows = MATRICES["gaussian"]
-    items = items_of(rows, (1, 2, 5))
+    items = items_of(rows, (3, 4, 5))
     want = found(rows, items)
     assert (few, moving) == ([], [3])
     spread = [item._replace(start=np.ones(D)) for item in items]
     for number, radii in found(rows, spread).items():
         np.testing.assert_allclose(radii, want[number], rtol=1e-6)
-    assert sum(few) == 3 and 1 <= sum(moving) <= 3  # the others are closed in the first round
+    assert sum(few) == 3 and 1 <= sum(moving) < 3  # the others are closed in the first round
     monkeypatch.setattr(moving_rows, "STEPS", 2)  # what the method leaves open is solved as before
     for number, radii in found(rows, items).items():
         np.testing.assert_allclose(radii, want[number], rtol=1e-6)
