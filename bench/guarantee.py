@@ -5,7 +5,7 @@
 
 For every set the witness of the closed form is put into the whole layer, slack, bias and DFT included, and the distance
 to the nearest boundary is computed in float64: it must not be below what ``head.guarantee(r)`` promises. Where a trained
-bias is too large for the box, nothing is promised for the largest sets, and they are not counted.
+biases lie too far apart for the box, nothing is promised for the largest sets, and they are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import sigkernels as sk
-from sigkernels.codes import code_logits, code_witness, guaranteed_size
+from sigkernels.codes import code_logits, code_witness, guarantee, guaranteed_size
 
 COLUMNS = {16: 128, 64: 2_048, 256: 11_732, 1024: 20_000}  # codes → labels
 IN_FEATURES, STEPS, BATCH, BOX = 64, 100, 64, 1e4
@@ -40,16 +40,14 @@ def make_head(codes: int, n: int, trained: bool) -> sk.DFTHead:
 
 
 def margins(head: sk.DFTHead, sets: list[list[int]]) -> Tensor:
-    """The distance from the scaled witness of each set to the nearest boundary of its region, float64 ``[sets]``."""
-    n, c = head.num_labels, head.codes
+    """The distance from the witness of each set (of one size) to the nearest boundary of its region, float64 ``[sets]``."""
+    n, c, bias = head.num_labels, head.codes, head.bias.detach().double()
     active = sk.LabelSets.from_lists(sets, n)
     constant, features = code_witness(n, c, active.indices.numpy(), active.offsets.numpy())
-    scale = BOX / np.maximum(abs(constant), np.abs(features).max(1))  # as far as the box allows
-    z = code_logits(torch.from_numpy(features), 0, n) + constant / np.sqrt(n)
-    z = z * torch.from_numpy(scale)[:, None]
-    bias = head.label_bias()
-    if bias is not None:
-        z = z + bias.to(torch.float64)
+    promised = guarantee(len(sets[0]), n, c, max_norm=1.0, bias=(float(bias.min()), float(bias.max())), box=BOX)
+    features, constant = promised.scale * features, promised.scale * constant + promised.shift
+    assert max(abs(constant), np.abs(features).max()) <= BOX * (1 + 1e-12)
+    z = code_logits(torch.from_numpy(features), 0, n) + constant / np.sqrt(n) + bias
     signs = 2 * active.to_dense(torch.float64) - 1
     return (signs * z / head.weight_matrix().norm(dim=1)).amin(1)
 

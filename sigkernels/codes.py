@@ -218,27 +218,46 @@ class CodeGuarantee(NamedTuple):
 
     margin: float  # of the unscaled witness: every active logit is at least this, every other at most minus this
     scale: float  # how far the witness can be scaled up inside the box
-    radius: float  # of a ball around the scaled witness in which every input predicts the set; at least 0
+    shift: float  # of the constant feature of the scaled witness: it takes up the middle of the label biases
+    room: float  # how far each logit of the scaled and shifted witness is on its side of 0, biases included; or below 0
+    radius: float  # of a ball around that witness in which every input predicts the set; at least 0
+
+
+def middle(bias: tuple[float, float], limit: float) -> tuple[float, float]:
+    """The middle of biases between two numbers, as far as ``±limit`` allows, and how far from it a bias may lie."""
+    lowest, highest = bias
+    centre = min(max((lowest + highest) / 2, -limit), limit)
+    return centre, max(highest - centre, centre - lowest)
 
 
 def guarantee(
-    r: int, num_labels: int, codes: int, *, max_norm: float, max_bias: float = 0.0, box: float = 1e4
+    r: int,
+    num_labels: int,
+    codes: int,
+    *,
+    max_norm: float,
+    bias: tuple[float, float] = (0.0, 0.0),
+    box: float = 1e4,
 ) -> CodeGuarantee | None:
     """The closed form for sets of ``r`` labels, or None where the codes promise nothing.
 
     With ``u = Σ_{i∈A} c_i``, the constant feature ``-√n·θ``, ``θ = (1+μ)/2``, and every other feature 0, active logits
-    are at least and other logits at most minus ``m = (1 - (2r-1)μ)/2``. Scaled by ``t = box / max(√n·θ, r/√c)`` the
-    witness lies in the box, and its logits ``t·m - max_bias`` from the threshold.
+    are at least and other logits at most minus ``m = (1 - (2r-1)μ)/2``. Biases lie within h of their middle b, which
+    ``-√n·b`` more of the constant feature takes away: scaled by the largest t with ``√n·|tθ + b| ≤ box`` and
+    ``t·r/√c ≤ box`` the logits are ``t·m - h`` from the threshold.
 
-    max_norm: the largest ‖w_i‖₂ over the rows of the whole classifier matrix; max_bias: the largest |bias|.
+    max_norm: the largest ‖w_i‖₂ over the rows of the whole classifier matrix; bias: the lowest and the highest one.
     """
     mu = coherence(codes, num_labels)
     if mu is None or (2 * r - 1) * mu >= 1:
         return None
     theta = (1 + mu) / 2
     margin = (1 - (2 * r - 1) * mu) / 2
-    scale = box / max(math.sqrt(num_labels) * theta, r / math.sqrt(codes))
-    return CodeGuarantee(margin, scale, max((scale * margin - max_bias) / max_norm, 0.0))
+    limit = box / math.sqrt(num_labels)
+    centre, apart = middle(bias, limit)
+    scale = min((limit - centre) / theta, box * math.sqrt(codes) / r if r else math.inf)
+    room = scale * margin - apart
+    return CodeGuarantee(margin, scale, -math.sqrt(num_labels) * centre, room, max(room / max_norm, 0.0))
 
 
 def code_witness(

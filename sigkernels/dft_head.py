@@ -284,8 +284,8 @@ class DFTHead(Head):
         return None if self.bias is None else self.all_rows("bias")
 
     def _largest(self, values: Tensor) -> float:
-        """The largest of this rank's labels' numbers, none of which is below 0, over all ranks; 0 for none."""
-        largest = values.max() if values.numel() else values.new_zeros(())
+        """The largest of this rank's labels' numbers, over all ranks."""
+        largest = values.max() if values.numel() else values.new_tensor(-math.inf)
         return float(largest if self.shard is None else self.shard.maximum(largest))
 
     def guarantee(self, size: int, box: float = BOX) -> Guarantee:
@@ -305,8 +305,10 @@ class DFTHead(Head):
             validation.refuse_meta(f"the head's {name}", part)
         learned = self._largest(parts["slack_weight"].to(torch.float64).square().sum(1))
         fixed = (2 * self.k + 1) / self.num_labels + (1.0 if self.codes else 0.0)  # squared norms of the rows
-        max_norm, max_bias = math.sqrt(fixed + learned), self._largest(parts["bias"].abs()) if "bias" in parts else 0.0
-        if not math.isfinite(max_norm + max_bias):
+        max_norm, bias = math.sqrt(fixed + learned), (0.0, 0.0)
+        if "bias" in parts:
+            bias = -self._largest(-parts["bias"]), self._largest(parts["bias"])
+        if not math.isfinite(max_norm + sum(bias)):
             raise ValueError(
                 "the slack weights or biases hold NaN or are too large to promise anything; look for the cause"
             )
@@ -317,7 +319,7 @@ class DFTHead(Head):
             codes=self.codes,
             slack=self.slack,
             max_norm=max_norm,
-            max_bias=max_bias,
+            bias=bias,
             box=box,
         )
         if found.predictable and self.in_features < self.width:

@@ -1,15 +1,17 @@
 """What a head promises for every set of r labels, in closed form, whatever its learnable columns are.
 
 Both proofs use the fixed columns alone, with 0 for the slack features. They scale a vector of features x up until it
-touches the box ``|x_j| ≤ R``; with margin m before scaling and a label bias of at most c, the ball around it has radius
+touches the box ``|x_j| ≤ R``. Label biases lie within h of their middle, which the constant feature takes away; with
+margin m before a scaling by t, the ball around the input has radius
 
-    (t·m - c) / max_i ‖w_i‖,      t = R / max_j |x_j|
+    (t·m - h) / max_i ‖w_i‖
 
 **Codes** (``codes.py``): ``m = (1 - (2r-1)μ)/2``, wide, for ``(2r-1)μ < 1``.
 
 **DFT**, r ≤ k runs of neighbouring labels, which r labels have at most, and all but r of them too: the trigonometric
-polynomial ``p(t) = ±Π sin((t - τ_m)/2)`` with its 2r roots midway between the labels where the set starts and ends. Roots are different midpoints, so the roots around a label are at least ½, ½, 3/2, 3/2, …
-labels away, and ``|p| ≥ Π_{j=1}^{r} sin²((2j-1)π/2n)`` at every label. The columns are orthonormal, so the features have
+polynomial ``p(t) = ±Π sin((t - τ_m)/2)`` with its 2r roots midway between the labels where the set starts and ends.
+Roots are different midpoints, so the roots around a label are at least ½, ½, 3/2, 3/2, … labels away, and
+``|p| ≥ Π_{j=1}^{r} sin²((2j-1)π/2n)`` at every label. The columns are orthonormal, so the features have
 ``‖x‖_∞ ≤ ‖x‖_2 = (Σ_i p(t_i)²)^½ ≤ √n``. Exact, and thin: the margin falls with a power of n for every further label.
 """
 
@@ -65,61 +67,70 @@ def guarantee(
     codes: int,
     slack: int,
     max_norm: float,
-    max_bias: float,
+    bias: tuple[float, float] = (0.0, 0.0),
     box: float = BOX,
 ) -> Guarantee:
-    """The best of the closed forms for ``size`` labels; ``max_norm`` and ``max_bias`` are those of the present head."""
+    """The best of the closed forms for ``size`` labels.
+
+    ``max_norm`` and ``bias``, the lowest and the highest one, are those of the present head.
+    """
     columns = 2 * k + 1 + codes + slack
     options = [
         option
-        for option in (_constant(size, num_labels), _codes(size, num_labels, codes), _dft(size, num_labels, k))
+        for option in (
+            _constant(size, num_labels, bias, box),
+            _codes(size, num_labels, codes, bias, box),
+            _dft(size, num_labels, k, bias, box),
+        )
         if option is not None
     ]
     if not options:
         return Guarantee(size, False, 0.0, "none", False, box, _why_not(k, codes, num_labels))
-
-    def radius(option: _Proof) -> float:
-        return max((option.margin * box / option.largest_feature - max_bias) / max_norm, 0.0)
-
-    best = max(options, key=radius)
+    best = max(options, key=lambda option: option.room)
     # |fl(w·x) - w·x| ≤ γ ‖w‖ ‖x‖ with γ ≈ columns · u
     rounding = columns * _UNIT_ROUNDOFF * max_norm * best.feature_norm
-    return Guarantee(size, True, radius(best), best.source, best.margin > rounding, box)
+    return Guarantee(size, True, max(best.room / max_norm, 0.0), best.source, best.margin > rounding, box)
 
 
 @dataclass(frozen=True)
 class _Proof:
-    """Before scaling: the margin, and the size of the features that have it."""
+    """How far the logits are from the threshold inside the box; before scaling, the margin and the norm of the features."""
 
     source: Literal["constant", "codes", "dft"]
+    room: float
     margin: float
-    largest_feature: float
     feature_norm: float
 
 
-def _constant(size: int, num_labels: int) -> _Proof | None:
+def _constant(size: int, num_labels: int, bias: tuple[float, float], box: float) -> _Proof | None:
     """The empty set by one negative constant, that of all labels by a positive one."""
-    return _Proof("constant", 1 / math.sqrt(num_labels), 1.0, 1.0) if size in (0, num_labels) else None
+    if size not in (0, num_labels):
+        return None
+    unit = 1 / math.sqrt(num_labels)
+    return _Proof("constant", box * unit + (bias[0] if size else -bias[1]), unit, 1.0)
 
 
-def _codes(size: int, num_labels: int, codes: int) -> _Proof | None:
-    found = code_columns.guarantee(size, num_labels, codes, max_norm=1.0, box=1.0) if size >= 1 else None
+def _codes(size: int, num_labels: int, codes: int, bias: tuple[float, float], box: float) -> _Proof | None:
+    found = code_columns.guarantee(size, num_labels, codes, max_norm=1.0, bias=bias, box=box) if size >= 1 else None
     mu = code_columns.coherence(codes, num_labels)
     if found is None or mu is None:
         return None
     constant = math.sqrt(num_labels) * (1 + mu) / 2
     # ‖Σ c_i‖² = Σ_ij c_i·c_j ≤ r + r(r-1)μ
     squared = size + size * (size - 1) * mu
-    return _Proof("codes", found.margin, 1 / found.scale, math.sqrt(constant**2 + squared))
+    return _Proof("codes", found.room, found.margin, math.sqrt(constant**2 + squared))
 
 
-def _dft(size: int, num_labels: int, k: int) -> _Proof | None:
+def _dft(size: int, num_labels: int, k: int, bias: tuple[float, float], box: float) -> _Proof | None:
     runs = min(size, num_labels - size)  # at most
     if not 1 <= runs <= k:
         return None
     # The product of many small factors underflows to 0, which promises no ball but still a region.
     logs = sum(2 * math.log(math.sin((2 * j - 1) * math.pi / (2 * num_labels))) for j in range(1, runs + 1))
-    return _Proof("dft", math.exp(logs), math.sqrt(num_labels), math.sqrt(num_labels))
+    limit = box / math.sqrt(num_labels)
+    centre, apart = code_columns.middle(bias, limit)
+    # The polynomial's own constant feature may have either sign.
+    return _Proof("dft", (limit - abs(centre)) * math.exp(logs) - apart, math.exp(logs), math.sqrt(num_labels))
 
 
 def _why_not(k: int, codes: int, num_labels: int) -> str:

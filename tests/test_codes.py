@@ -169,10 +169,33 @@ def test_guarantee_holds_for_random_sets(codes, n):
             found = guarantee(r, n, codes, max_norm=1.5, box=1e4)
             assert found is not None
             logits = matrix @ u[0] + constant / math.sqrt(n)
-            signed = np.where(np.isin(np.arange(n), active), logits, -logits)
-            assert signed.min() >= found.margin * (1 - 1e-12) > 0
+            signs = np.where(np.isin(np.arange(n), active), 1, -1)
+            assert (signs * logits).min() >= found.margin * (1 - 1e-12) > 0
             assert found.scale * np.abs(np.append(u[0], constant)).max() <= 1e4 * (1 + 1e-12)
-            assert found.scale * signed.min() / 1.5 >= found.radius * (1 - 1e-12)
+            assert found.scale * (signs * logits).min() / 1.5 >= found.radius * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("bias", [(-11.0, -3.0), (2.0, 9.0), (-3.0, 2.0), (-200.0, -190.0), (-1e6, 0.0)])
+def test_the_constant_feature_takes_the_middle_of_the_biases_away(bias):
+    """The witness stays in the box, and every logit is as far on its side of 0 as it says."""
+    n, codes, box = 11_732, 256, 1e4
+    draw = np.random.default_rng(0)
+    biases = draw.uniform(*bias, n)
+    biases[:2] = bias
+    for r in range(guaranteed_size(codes, n) + 1):
+        active = np.sort(draw.choice(n, size=r, replace=False))
+        constant, u = code_witness(n, codes, active, np.array([0, r]))
+        found = guarantee(r, n, codes, max_norm=2.0, bias=bias, box=box)
+        assert found is not None
+        constant = found.scale * constant + found.shift
+        assert max(abs(constant), np.abs(found.scale * u).max()) <= box * (1 + 1e-12)
+        logits = code_logits(torch.from_numpy(found.scale * u), 0, n)[0].numpy() + constant / math.sqrt(n) + biases
+        signs = np.where(np.isin(np.arange(n), active), 1, -1)
+        assert (signs * logits).min() >= found.room - 1e-9 * box
+        assert found.radius == max(found.room / 2, 0)
+        unshifted = guarantee(r, n, codes, max_norm=2.0, box=box)
+        assert unshifted is not None
+        assert found.room >= unshifted.room - max(map(abs, bias))
 
 
 def test_guarantee_in_numbers():
@@ -182,7 +205,7 @@ def test_guarantee_in_numbers():
     np.testing.assert_allclose(radii, [81.46, 48.88, 5.43], rtol=1e-3)
     assert guarantee(9, 11_732, 256, max_norm=norm) is None
     assert guarantee(1, 32_769, 256, max_norm=norm) is None
-    assert guarantee(4, 11_732, 256, max_norm=norm, max_bias=1e6).radius == 0
+    assert guarantee(4, 11_732, 256, max_norm=norm, bias=(-1e6, 1e6)).radius == 0
     assert guarantee(0, 11_732, 256, max_norm=1.0).radius == pytest.approx(1e4 / math.sqrt(11_732))
 
 

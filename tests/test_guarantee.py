@@ -50,6 +50,20 @@ def test_the_promise_shrinks_with_bias_and_slack():
     assert promise.predictable and promise.radius == 0
 
 
+@pytest.mark.parametrize("lowest", [-9.0, 1.0, -300.0])
+@pytest.mark.parametrize("codes", [0, 16])
+def test_the_promise_holds_beside_a_bias(codes, lowest):
+    torch.manual_seed(0)
+    head = sk.DFTHead(64, 40, k=2, codes=codes, slack=2, bias=True, prior=None, dtype=torch.float64)
+    with torch.no_grad():
+        head.bias.uniform_(lowest, lowest + 4)
+    for r in (0, 1, 2, 38, 39, 40):
+        promise = head.guarantee(r)
+        sets = [sorted(torch.randperm(40)[:r].tolist()) for _ in range(20)]
+        assert promise.radius > 0 or r not in (0, 40, *([1, 2] if codes else []))
+        assert radii(head, sk.LabelSets.from_lists(sets, 40)).min() >= promise.radius * (1 - 1e-9)
+
+
 def test_thin_regions_say_so():
     promise = sk.DFTHead(256, 100_000, k=80).guarantee(60)
     assert promise.predictable and not promise.reachable_in_float32

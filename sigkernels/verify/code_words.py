@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from ..codes import code_witness, coherence, guarantee, guaranteed_size
+from ..codes import code_witness, coherence, guarantee, guaranteed_size, middle
 from .question import Question
 from .rounding import SLOP, U
 
@@ -20,19 +20,19 @@ def prove_code_words(question: Question, active: ndarray) -> tuple[float, str]:
     """The radius that the codes promise for this set, rounded down, and "" when they promise one."""
     if not question.codes:
         return -math.inf, "code words prove nothing without codes"
-    largest = 0.0 if question.bias is None else float(np.max(np.abs(question.bias)))
-    found = guarantee(
-        len(active), question.n, question.codes, max_norm=float(question.norms[1].max()), box=question.box
-    )
+    bias = _bias_range(question)
+    longest = float(question.norms[1].max())
+    found = guarantee(len(active), question.n, question.codes, max_norm=longest, bias=bias, box=question.box)
     if found is None:
         most = guaranteed_size(question.codes, question.n)
         return -math.inf, f"{len(active)} labels are more than the {most} that these codes promise to predict"
-    # A few roundings in the scale and in what follows; the margin is a multiple of a power of two, exact.
-    scale = _scale_in_l2(question, len(active)) if question.ball.name == "l2" else found.scale
-    room = scale * found.margin * (1 - 16 * U) - largest
+    if question.ball.name == "l2":  # the middle of the biases is not taken away there
+        room = _scale_in_l2(question, len(active)) * found.margin * (1 - 16 * U) - max(map(abs, bias))
+    else:  # the margin is a multiple of a power of two, exact; a few roundings in the rest, of numbers up to these
+        room = found.room - 64 * U * (question.box / math.sqrt(question.n) + abs(bias[0]) + abs(bias[1]))
     if room <= 0:  # scaled up far enough the witness outgrows every bias, but not within the ball
         return -math.inf, ""
-    return room / (float(question.norms[1].max()) * SLOP * SLOP) * (1 - 4 * U), ""
+    return room / (longest * SLOP * SLOP) * (1 - 4 * U), ""
 
 
 def _scale_in_l2(question: Question, r: int) -> float:
@@ -43,9 +43,20 @@ def _scale_in_l2(question: Question, r: int) -> float:
 
 
 def code_points(question: Question, sets: list[ndarray]) -> ndarray:
-    """The witnesses of these sets, scaled to the ball, ``[len(sets), d]``: rounded, so to be proved where that matters."""
+    """The witnesses of these sets, as far out as the ball allows, ``[len(sets), d]``: rounded, so to be proved where that matters."""
     x = np.zeros((len(sets), question.d))
     offsets = np.cumsum([0, *map(len, sets)])
     columns = slice(question.dft_columns, question.dft_columns + question.codes)
     x[:, 0], x[:, columns] = code_witness(question.n, question.codes, np.concatenate([*sets, []]).astype(int), offsets)
-    return question.ball.scaled(x)
+    if question.bias is None or question.ball.name == "l2":
+        return question.ball.scaled(x)
+    root = math.sqrt(question.n)
+    shift = root * middle(_bias_range(question), question.box / root)[0]
+    longest = np.max(np.abs(x[:, columns]), axis=1, initial=question.codes**-0.5)
+    x *= np.minimum((question.box - shift) / -x[:, 0], question.box / longest)[:, None]
+    x[:, 0] -= shift
+    return question.ball.pulled_in(x)
+
+
+def _bias_range(question: Question) -> tuple[float, float]:
+    return (0.0, 0.0) if question.bias is None else (float(question.bias.min()), float(question.bias.max()))
