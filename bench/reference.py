@@ -93,7 +93,7 @@ def radius_by_size(model: models.Model, seed: int) -> dict[str, list[float]]:
     found = {}
     for size in SIZES:
         sets = [random.choice(n, size, replace=False).tolist() for _ in range(SETS_PER_SIZE)]
-        found[str(size)] = models.radii(model.head, sk.LabelSets.from_lists(sets, n))
+        found[str(size)] = model.radii(sk.LabelSets.from_lists(sets, n))
     return found
 
 

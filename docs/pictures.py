@@ -5,8 +5,9 @@
     python docs/pictures.py --demo demo.json                 # and this one, of sigkernels demo --json
 
 ``bench.json`` comes from ``sigkernels bench``, ``demo.json`` from ``sigkernels demo --json``, ``reference.json`` from
-``python bench/reference.py`` and ``reference_losses.json`` from ``python bench/reference_losses.py``. Pictures go to docs/img; tables go between ``<!-- name -->`` and ``<!-- /name -->``
-in README.md, docs/choosing.md and docs/losses.md. A run that is not saved leaves its table as it is.
+``python bench/reference.py`` and ``reference_losses.json`` from ``python bench/reference_losses.py``. Pictures go to
+docs/img; tables go between ``<!-- name -->`` and ``<!-- /name -->`` in README.md, docs/choosing.md and docs/losses.md.
+A run that is not saved leaves its table as it is.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def keep(path: Path, name: str) -> None:
     """Saves a run under docs/results, without what only its machine cares about."""
     run = json.loads(path.read_text(encoding="utf-8"))
     run["environment"] = env.summary(run["environment"])
+    run["command"] = re.sub(r" --output \S+", "", run["command"])
     for result in run.get("results", []):
         result.pop("losses", None)
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -151,7 +153,7 @@ def _radii(runs: Iterable[dict[str, Any]]) -> str:
     """What the columns on verdicts mean."""
     count = max(len(run["radii"]) for run in runs)
     thin = "Thin: possible, by a region narrower than 1e-8."
-    return f"{thin} Radii of {count} of the sets, with codes proved lower bounds that leave out the waves."
+    return f"{thin} Radii of {count} of the sets."
 
 
 def _mean(runs: dict[str, Any]) -> float:

@@ -72,6 +72,10 @@ class Model(nn.Module):
         """Which of the sets the trained head can predict for any input at all."""
         return sk.verify(self.head, label_sets, **options)
 
+    def radii(self, label_sets: LabelSets) -> list[float]:
+        """A proved lower bound on the radius of each set, 0 for impossible ones."""
+        return [max(float(lowest), 0.0) for lowest in self.verify(label_sets, radius=True).radius_lo]
+
 
 class Problem(NamedTuple):
     """What a layer has to be made for."""
@@ -129,24 +133,3 @@ def describe(head: Any) -> str:
     if isinstance(head, sk.LinearHead):
         return f"LinearHead(bottleneck={head.bottleneck})"
     return "nn.Linear and BCEWithLogits, plain torch"
-
-
-def radii(head: Any, sets: LabelSets) -> list[float]:
-    """A proved lower bound on the radius of each set, 0 for impossible ones; exact but for heads with codes.
-
-    Those are verified without the waves of their DFT part, which add nothing to regions that the codes make wide and
-    much to the time: an input of the narrower layer is one of the whole layer with zeros elsewhere. The rows of the
-    whole layer are longer, and radii shorter by the ratio.
-    """
-    shrink = 1.0
-    if isinstance(head, sk.DFTHead) and head.codes:
-        narrow = sk.DFTHead(
-            head.in_features, head.num_labels, 0, head.slack, codes=head.codes, bias=head.bias is not None
-        )
-        narrow.load_state_dict(
-            {name: value for name, value in head.named_parameters() if not name.startswith("proj.")}, strict=False
-        )
-        lengths = [layer.weight_matrix().norm(dim=1) for layer in (narrow, head)]
-        shrink, head = float((lengths[0] / lengths[1]).min()), narrow
-    report = sk.verify(head, sets, radius=True)
-    return [max(shrink * float(lowest), 0.0) for lowest in report.radius_lo]

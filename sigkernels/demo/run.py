@@ -129,5 +129,5 @@ def verify(result: Result, model: models.Model, verified: datasets.SparseDataset
     result.impossible = [row for row, verdict in enumerate(verdicts) if verdict == "UNARGMAXABLE"]
     if result.impossible:
         result.recommendation = proofs.repair().summary()
-    result.radii = models.radii(model.head, verified.labels[:RADIUS_SETS])
+    result.radii = model.radii(verified.labels[:RADIUS_SETS])
     result.verify_seconds = time.perf_counter() - started
