@@ -7,7 +7,7 @@ import os
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,77 +69,118 @@ def load_report(path: str | Path, head_or_matrix: Any, bias: Any) -> Report:
     """Read a report; ``head_or_matrix`` where it was saved without its matrix."""
     data = _arrays(path)
     try:
+        about = _About.of(data)
+    except (ValueError, TypeError, KeyError) as error:
+        raise _unusable(path, error) from None
+    if head_or_matrix is not None:
+        question = about.question_of(head_or_matrix, bias)
+        if about.has_bias and question.stored_bias is None:
+            raise ValueError(f"{path} is about a classifier with a bias: pass bias= beside head_or_matrix=")
+    elif "weight" not in data:
+        raise ValueError(
+            f"{path} was saved without its matrix: pass head_or_matrix= to load it, or WEIGHTS on the command line"
+        )
+    elif bias is not None:
+        data["bias"] = as_numpy("bias", bias)
+        if data["bias"].shape != (about.labels,):
+            raise ValueError(
+                f"bias must have shape ({about.labels},) like the labels of the report, got {data['bias'].shape}"
+            )
+    try:
+        if head_or_matrix is None:
+            question = about.question_of_stored(data["weight"], data.get("bias"))
+        return _report(question, data, about)
+    except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
+        raise _unusable(path, error) from None
+
+
+class _About(NamedTuple):
+    """What a file says about the question, beside the matrix."""
+
+    labels: int
+    columns: int  # that are stored
+    k: int
+    codes: int
+    tol: float
+    box: float
+    rule: DecisionRule
+    domain: Any
+    ball: Any
+    has_bias: bool
+    stages: list[Any]
+    notes: list[Any]
+
+    @classmethod
+    def of(cls, data: dict[str, ndarray]) -> _About:
+        """From the arrays of a file."""
         meta = json.loads(str(data["meta"]))
-        shape, tol, box = (meta["n"], meta["slack"], meta["k"], meta["codes"]), meta["tol"], meta["box"]
         if meta["format"] != FORMAT:
             raise ValueError(f"its format is {meta['format']}, and this version reads format {FORMAT}")
-        threshold = data["threshold"] if meta["threshold"] is None else meta["threshold"]
-        rule = DecisionRule.of(meta["rule"], threshold)
+        rule = DecisionRule.of(meta["rule"], data["threshold"] if meta["threshold"] is None else meta["threshold"])
         if meta["domain"] not in DOMAINS:
             raise ValueError(f"its domain is {meta['domain']!r}")
         if meta["ball"] not in BALLS:
             raise ValueError(f"its ball is {meta['ball']!r}")
-    except (ValueError, TypeError, KeyError) as error:
-        raise _unusable(path, error) from None
-    if head_or_matrix is None and "weight" not in data:
-        raise ValueError(
-            f"{path} was saved without its matrix: pass head_or_matrix= to load it, or WEIGHTS on the command line"
+        return cls(
+            labels=meta["n"],
+            columns=meta["slack"],
+            k=meta["k"],
+            codes=meta["codes"],
+            tol=meta["tol"],
+            box=meta["box"],
+            rule=rule,
+            domain=meta["domain"],
+            ball=meta["ball"],
+            has_bias=bool(meta.get("bias")),
+            stages=meta["stages"],
+            notes=meta["notes"],
         )
-    if head_or_matrix is not None:
-        question, _ = as_question(head_or_matrix, bias, tol, box, rule, meta["domain"], meta["ball"])
-        if _shape(question) != shape:
-            n, slack, k, codes = _shape(question)
-            raise ValueError(
-                f"head_or_matrix has {_form(n, slack, k, codes)}; the report is about "
-                f"{_form(meta['n'], meta['slack'], meta['k'], meta['codes'])}"
-            )
-        if meta.get("bias") and question.stored_bias is None:
-            raise ValueError(f"{path} is about a classifier with a bias: pass bias= beside head_or_matrix=")
-    elif bias is not None:
-        data["bias"] = as_numpy("bias", bias)
-        if data["bias"].shape != shape[:1]:
-            raise ValueError(
-                f"bias must have shape ({shape[0]},) like the labels of the report, got {data['bias'].shape}"
-            )
-    try:
-        if head_or_matrix is None:
-            question = checked_question(
-                data["weight"],
-                data.get("bias"),
-                meta["k"],
-                tol,
-                box,
-                rule,
-                meta["codes"],
-                meta["domain"],
-                meta["ball"],
-            )
-            if _shape(question) != shape:
-                raise ValueError(f"its matrix has shape {data['weight'].shape}, and {shape[:2]} was expected")
-        sets = LabelSets(torch.from_numpy(data["indices"]), torch.from_numpy(data["offsets"]), question.labels)
-        for name in LINES:
-            if data[name].shape != (len(sets),):
-                raise ValueError(f"{name} has shape {data[name].shape} for {len(sets)} label sets")
-        verdicts = np.empty(len(sets), dtype=object)
-        verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
-        certificates = unpack_certificates(data)
-        report = Report(
-            question,
-            sets,
-            verdicts,
-            data["radius_lo"].astype(np.float64, casting="safe"),
-            data["radius_hi"].astype(np.float64, casting="safe"),
-            certificates,
-            numbers_below(len(certificates), "proof_of", data["proof_of"]),
-            data["stage"].astype(object),
-            [StageReport(str(name), int(taken), int(decided), float(s)) for name, taken, decided, s in meta["stages"]],
-            [str(note) for note in meta["notes"]],
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """As of ``_shape``."""
+        return self.labels, self.columns, self.k, self.codes
+
+    def question_of(self, head_or_matrix: Any, bias: Any) -> Question:
+        """The question about a classifier that was given."""
+        question, _ = as_question(head_or_matrix, bias, self.tol, self.box, self.rule, self.domain, self.ball)
+        if _shape(question) != self.shape:
+            raise ValueError(f"head_or_matrix has {_form(*_shape(question))}; the report is about {_form(*self.shape)}")
+        return question
+
+    def question_of_stored(self, weight: ndarray, bias: ndarray | None) -> Question:
+        """The question about the matrix in the file."""
+        question = checked_question(
+            weight, bias, self.k, self.tol, self.box, self.rule, self.codes, self.domain, self.ball
         )
-        if "names" in data:
-            report.names = check_names(json.loads(bytes(data["names"])), question.labels)
-        return report
-    except (ValueError, TypeError, KeyError, IndexError, ArithmeticError) as error:
-        raise _unusable(path, error) from None
+        if _shape(question) != self.shape:
+            raise ValueError(f"its matrix has shape {weight.shape}, and {self.shape[:2]} was expected")
+        return question
+
+
+def _report(question: Question, data: dict[str, ndarray], about: _About) -> Report:
+    sets = LabelSets(torch.from_numpy(data["indices"]), torch.from_numpy(data["offsets"]), question.labels)
+    for name in LINES:
+        if data[name].shape != (len(sets),):
+            raise ValueError(f"{name} has shape {data[name].shape} for {len(sets)} label sets")
+    verdicts = np.empty(len(sets), dtype=object)
+    verdicts[:] = [Verdict(str(v)) for v in data["verdicts"]]
+    certificates = unpack_certificates(data)
+    report = Report(
+        question,
+        sets,
+        verdicts,
+        data["radius_lo"].astype(np.float64, casting="safe"),
+        data["radius_hi"].astype(np.float64, casting="safe"),
+        certificates,
+        numbers_below(len(certificates), "proof_of", data["proof_of"]),
+        data["stage"].astype(object),
+        [StageReport(str(name), int(taken), int(decided), float(s)) for name, taken, decided, s in about.stages],
+        [str(note) for note in about.notes],
+    )
+    if "names" in data:
+        report.names = check_names(json.loads(bytes(data["names"])), question.labels)
+    return report
 
 
 def _shape(question: Question) -> tuple[int, int, int, int]:
