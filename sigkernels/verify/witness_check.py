@@ -88,33 +88,70 @@ def prove_witness(
 
     Rows whose float64 bound falls short of their sign, or of ``target`` where they might reach it, are summed exactly.
     """
-    if x.shape != (question.d,):
-        return -math.inf, False, f"its witness has shape {x.shape}, expected ({question.d},)"
-    rest = None  # what x holds beyond float64
-    if x.dtype == object:
-        if not all(isinstance(v, Fraction) for v in x):
-            return -math.inf, False, "its witness holds something other than Fractions"
-        if question.k < 0:
-            return _exact_witness(question, active, x)
-        if question.ball.exact_length_upper(x) > Fraction(question.box):
-            return -math.inf, False, f"its exact witness is not among the {question.ball}"
-        exact, (x, rest) = x, two_parts(x)
-        if not all(Fraction(h) + Fraction(r) == v for h, r, v in zip(x.tolist(), rest.tolist(), exact, strict=True)):
-            return -math.inf, False, "for a DFT a witness must be a sum of two floats per entry"
-    x = x.astype(np.float64, copy=False)
-    if not np.all(np.isfinite(x)):
-        return -math.inf, False, "its witness is not finite"
-    largest = float(np.max(np.abs(x), initial=0.0))
-    if largest > LARGEST:  # logits might overflow
-        if question.k >= 0:
-            return -math.inf, False, f"its witness holds {largest:g}, too large for a logit"
+    x = x if x.dtype == object else x.astype(np.float64, copy=False)
+    malformed = _malformed(question, x)
+    if malformed:
+        return -math.inf, False, malformed
+    if question.k < 0 and (x.dtype == object or np.max(np.abs(x), initial=0.0) > LARGEST):  # logits might overflow
         return _exact_witness(question, active, np.array([Fraction(v) for v in x.tolist()], dtype=object))
+    x, rest = two_parts(x) if x.dtype == object else (x, None)
     if logits is None:
         logits = question.logits(x[None, :])[0]
     inside = float(_inside(question, x[None, :])[0])
-
-    # |fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|), and the rounding of W_dft itself.
+    margins, error, doubt = _rounded_margins(question, active, x, rest, logits)
     low, high = question.norms
+    if math.isfinite(target):
+        goal = target / inside * high
+        settled = (margins >= goal) | (margins + 2 * error < goal)
+    else:
+        goal = _reachable(margins, error, low, high)
+        goal = np.where(goal > 0, (1.0 - ENOUGH) * goal, goal)
+        settled = margins >= goal
+    close = np.flatnonzero(~((margins > 0) & settled))
+    if 0 < close.size <= EXACT_ROWS and not np.any(margins[close] < -2.0 * SLOP * error[close]):
+        sums = _exact_margins(question, active, close, x, rest, doubt, goal)
+        if sums is not None:
+            margins[close] = sums
+    wrong = np.flatnonzero(~(margins > 0))
+    if wrong.size:
+        reason = f"label {int(wrong[0])} does not provably have its sign at its witness"
+        return _negative_radius(margins, low, high) if inside == 1.0 else -math.inf, False, reason
+    if inside < 1.0 and question.bias is not None:
+        return -math.inf, True, ""  # argmaxable, but this input is outside the ball
+    rows = high > 0  # a zero row has its sign by its bias and bounds no ball
+    radius = _down(float(np.min(_quotients(margins[rows], high[rows])))) if rows.any() else math.inf
+    return radius if inside == 1.0 else _down(radius * inside), True, ""
+
+
+def _malformed(question: Question, x: ndarray) -> str:
+    """Why x is no input of this classifier, or none whose logits could be bounded."""
+    if x.shape != (question.d,):
+        return f"its witness has shape {x.shape}, expected ({question.d},)"
+    if x.dtype != object:
+        if not np.all(np.isfinite(x)):
+            return "its witness is not finite"
+        largest = float(np.max(np.abs(x), initial=0.0))
+        return f"its witness holds {largest:g}, too large for a logit" if question.k >= 0 and largest > LARGEST else ""
+    if not all(isinstance(v, Fraction) for v in x):
+        return "its witness holds something other than Fractions"
+    if question.k < 0:
+        return ""
+    if question.ball.exact_length_upper(x) > Fraction(question.box):
+        return f"its exact witness is not among the {question.ball}"
+    high, rest = two_parts(x)
+    if not all(Fraction(h) + Fraction(r) == v for h, r, v in zip(high.tolist(), rest.tolist(), x, strict=True)):
+        return "for a DFT a witness must be a sum of two floats per entry"
+    return ""
+
+
+def _rounded_margins(
+    question: Question, active: ndarray, x: ndarray, rest: ndarray | None, logits: ndarray
+) -> tuple[ndarray, ndarray, float]:
+    """Lower bounds on ``y_i(w_i·x + c_i)`` [n], by how much float64 may have erred, and what of it is the DFT's own.
+
+    ``|fl(w·x + c) - (w·x + c)| ≤ γ_{d+2}(‖w‖‖x‖ + |c|)``, and the rounding of W_dft itself.
+    """
+    high = question.norms[1]
     margins = -logits
     margins[active] = logits[active]
     error = (gamma(question.d + 3) * norm_upper(x)) * high
@@ -126,40 +163,15 @@ def prove_witness(
     error += doubt
     if rest is not None:
         error += 2.0 * norm_upper(rest) * high
-    margins -= error
-    if math.isfinite(target):
-        goal = target / inside * high
-        settled = (margins >= goal) | (margins + 2 * error < goal)
-    else:
-        goal = _reachable(margins, error, low, high)
-        goal = np.where(goal > 0, (1.0 - ENOUGH) * goal, goal)
-        settled = margins >= goal
-    clear = (margins > 0) & settled
-    close = np.flatnonzero(~clear)
-    if close.size:
-        wrong = close[margins[close] < -2.0 * SLOP * error[close]]
-        if close.size <= EXACT_ROWS and not wrong.size:
-            sums = _exact_margins(question, active, close, x, rest, doubt, goal)
-            if sums is not None:
-                margins[close] = sums
-        wrong = np.flatnonzero(~(margins > 0))
-        if wrong.size:
-            reason = f"label {int(wrong[0])} does not provably have its sign at its witness"
-            if inside < 1.0:
-                return -math.inf, False, reason
-            rows = high > 0
-            lengths = np.where(margins < 0, low, high)
-            radius = float(np.min(margins[rows] / lengths[rows], initial=math.inf))
-            return radius - 8 * U * abs(radius), False, reason
-    rows = high > 0  # a zero row has its sign by its bias and bounds no ball
-    radius = math.inf
-    if rows.any():
-        radius = _down(float(np.min(_quotients(margins[rows], high[rows]))))
-    if inside < 1.0:
-        if question.bias is not None:
-            return -math.inf, True, ""  # argmaxable, but this input is outside the ball
-        radius = _down(radius * inside)
-    return radius, True, ""
+    return margins - error, error, doubt
+
+
+def _negative_radius(margins: ndarray, low: ndarray, high: ndarray) -> float:
+    """A lower bound on how far an input is on the wrong side of some label."""
+    rows = high > 0
+    lengths = np.where(margins < 0, low, high)
+    radius = float(np.min(margins[rows] / lengths[rows], initial=math.inf))
+    return radius - 8 * U * abs(radius)
 
 
 def _exact_margins(
