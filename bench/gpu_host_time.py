@@ -75,6 +75,7 @@ def stubbed(path: GPUPath) -> Iterator[None]:
             patch(module, f"{name}_kernel", NoKernel())
         patch(cuda, "_module", NoModule)
         patch(label_forms, "check_values", nothing)  # looks at tensors of the CPU alone
+        patch(library_walk, "rounds_float32", lambda x: library_walk.tf32_allowed())
         allowed = torch.backends.cuda.matmul.fp32_precision
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         stack.callback(setattr, torch.backends.cuda.matmul, "fp32_precision", allowed)

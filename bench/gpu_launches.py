@@ -136,7 +136,7 @@ def recorded(l2_bytes: int = 40 * 2**20, processors: int = 108, dispatch: bool =
     with (
         mock.patch("torch.autocast", lambda *args, **settings: contextlib.nullcontext()),  # it does not know the device
         mock.patch.object(library_walk, "product", product),
-        mock.patch.object(library_walk, "rounds_float32", lambda device: True),
+        mock.patch.object(library_walk, "rounds_float32", lambda x: True),
         mock.patch.object(library_tables, "_device_bytes", lambda device: chunk),
         mock.patch("sigkernels.backends.library_pass.product", product),
         mock.patch.object(configs, "_programs", lambda device: configs._PROGRAMS * processors),

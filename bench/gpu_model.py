@@ -44,9 +44,7 @@ def product_seconds(machine: str, dtype: str, batch: int, work: Product) -> floa
 # -- the kernels of the library path -----------------------------------------------------------------------------------
 
 
-_POINTERS = dict.fromkeys(
-    ("z", "label_weight", "label_pos_weight", "row_scale", "row_sums", "totals", "value", "wide"), "*fp32"
-)
+_POINTERS = dict.fromkeys(("z", "label_weight", "label_pos_weight", "row_scale", "losses", "value", "wide"), "*fp32")
 _POINTERS |= dict.fromkeys(("indices", "offsets", "unknown", "best_labels"), "*i64") | {
     "rows": "*fp64",
     "values": "*fp64",
@@ -114,14 +112,14 @@ def _elementwise_seconds(machine: str, dtype: str, programs: int, each: int, pos
 
 @functools.cache
 def _finish_seconds(
-    machine: str, dtype: str, programs: int, parts: int, count: int, size: int, **settings: Any
+    machine: str, dtype: str, programs: int, parts: int, blocks: int, size: int, **settings: Any
 ) -> float:
     from sigkernels.backends.triton.kernels.elementwise import finish_kernel
 
     warps = settings.pop("num_warps")
     code, registers, shared = compiled(finish_kernel, dtype, warps, **settings)
     loops = dict(
-        passes=-(-parts // settings["PARTS"]), steps=-(-count // settings["COUNT"]),
+        passes=-(-parts // settings["PARTS"]), steps=-(-parts * blocks // settings["COUNT"]),
         shares=-(-size // (settings["SHARE"] * programs)),
     )  # fmt: skip
     known = dict(warps=warps, tiles=1, registers=registers, shared=shared)  # of one program that does everything

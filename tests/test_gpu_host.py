@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from sigkernels import backends
-from sigkernels.backends import cuda, cuda_support, device_tables, gpu_paths
+from sigkernels.backends import cuda, cuda_support, gpu_paths
 from sigkernels.backends.device_tables import DeviceTables
 from sigkernels.backends.gpu_paths import LossShape
 from sigkernels.backends.library_walk import tf32_allowed
@@ -30,7 +30,6 @@ def precision():
     matmul.fp32_precision = "none"
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch has no fp32_precision")
 def test_tf32_follows_every_setting_of_torch(precision):
     """Reading ``allow_tf32`` raises as soon as ``fp32_precision`` has been set to tf32."""
     assert not tf32_allowed()
@@ -47,12 +46,6 @@ def test_tf32_follows_every_setting_of_torch(precision):
     for name, allowed in (("high", True), ("highest", False), ("medium", True)):
         torch.set_float32_matmul_precision(name)
         assert tf32_allowed() == allowed, name
-
-
-def test_tf32_of_an_older_torch(monkeypatch):
-    for allowed in (True, False):
-        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=allowed))
-        assert tf32_allowed() == allowed
 
 
 # --- whether the compiled kernels run on a device ---------------------------------------------------------------
@@ -156,44 +149,10 @@ def test_a_missing_backend_is_asked_for_once(machine, monkeypatch):
 # --- tables on the device ---------------------------------------------------------------------------------------
 
 
-class Table(NamedTuple):
-    values: Tensor
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
-
-def table() -> Table:
-    return Table(torch.zeros(100))
-
-
-CPU = torch.device("cpu")
-
-
-def test_tables_of_a_captured_graph_are_never_let_go(monkeypatch):
-    tables: DeviceTables[Table] = DeviceTables(1000)
-    kept, dropped = (weakref.ref(tables.get(key, CPU, table).values) for key in ("kept", "dropped"))
-    with monkeypatch.context() as patch:
-        patch.setattr(device_tables, "capturing", lambda device: True)
-        tables.get("kept", CPU, table)
-    for key in range(5):
-        tables.get(key, CPU, table)
-    gc.collect()
-    assert dropped() is None
-    assert kept() is not None and tables.get("kept", CPU, table).values is kept()
-
-
-def test_tables_are_not_made_during_a_capture(monkeypatch):
-    monkeypatch.setattr(device_tables, "capturing", lambda device: True)
-    tables: DeviceTables[Table] = DeviceTables(1000)
-    with pytest.raises(RuntimeError, match="run the same call once before the capture"):
-        tables.get("new", CPU, table)
-
-
-class Recorder:
+class OnDevice:
     """A tensor on a device, as far as the tables use it."""
 
-    nbytes = 1
+    nbytes = 400
 
     def __init__(self) -> None:
         self.streams: list[str] = []
@@ -202,30 +161,71 @@ class Recorder:
         self.streams.append(stream)
 
 
-def test_tables_on_a_device(monkeypatch):
+class Table(NamedTuple):
+    values: OnDevice
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (cast(Tensor, self.values),)
+
+
+def table() -> Table:
+    return Table(OnDevice())
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """What torch says of the device: the streams of the calls to come, and whether a graph records them."""
+    told = SimpleNamespace(streams=[], capturing=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: told.streams.pop(0) if told.streams else "default")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: told.capturing)
+    return told
+
+
+def test_tables_of_a_captured_graph_are_never_let_go(streams):
+    tables: DeviceTables[Table] = DeviceTables(1000)
+    kept, dropped = (weakref.ref(tables.get(key, CUDA, table).values) for key in ("kept", "dropped"))
+    streams.capturing = True
+    tables.get("kept", CUDA, table)
+    streams.capturing = False
+    for key in range(5):
+        tables.get(key, CUDA, table)
+    gc.collect()
+    assert dropped() is None
+    assert kept() is not None and tables.get("kept", CUDA, table).values is kept()
+
+
+def test_tables_are_not_made_during_a_capture(streams):
+    streams.capturing = True
+    tables: DeviceTables[Table] = DeviceTables(1000)
+    with pytest.raises(RuntimeError, match="run the same call once before the capture"):
+        tables.get("new", CUDA, table)
+
+
+def test_tables_on_a_device(streams):
     """Made by a thread of their own, away from the pool of a graph; every stream that uses them is noted."""
     import threading
 
-    streams = iter(["first", "second"])
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: next(streams))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    streams.streams = ["first", "second"]
     made_by = []
 
     def make():
         made_by.append(threading.current_thread())
-        return Table(Recorder())  # type: ignore[arg-type]
+        return table()
 
     tables: DeviceTables[Table] = DeviceTables(1000)
     for _ in range(2):
-        found = tables.get("key", torch.device("cuda", 0), make)
-    assert found.values.streams == ["first", "second"]  # type: ignore[attr-defined]
+        found = tables.get("key", CUDA, make)
+    assert found.values.streams == ["first", "second"]
     assert len(made_by) == 1 and made_by[0] is not threading.current_thread()
 
     def fail():
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        tables.get("other", torch.device("cuda", 0), fail)
+        tables.get("other", CUDA, fail)
 
 
 # --- dense targets ----------------------------------------------------------------------------------------------

@@ -34,16 +34,17 @@ class DeviceTables(Generic[T]):
 
     def get(self, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
         """The tables of ``key`` on ``device``; ``make`` works them out, and its copies to the device must have ended."""
-        recording = capturing(device)
+        if device.type != "cuda":  # no graphs, no streams
+            return self._cache.get(key, make)
+        recording = torch.cuda.is_current_stream_capturing()
         found = self._captured.get(key) if self._captured else None  # the hash of a key takes its time
         if found is None:
-            found = self._cache.get(key, lambda: _make(make, device, recording))
+            found = self._cache.get(key, lambda: _make(make, recording))
         if recording:
             return self._captured.setdefault(key, found)
-        if device.type == "cuda":
-            stream = torch.cuda.current_stream(device)
-            for tensor in found.tensors():
-                tensor.record_stream(stream)
+        stream = torch.cuda.current_stream(device)
+        for tensor in found.tensors():
+            tensor.record_stream(stream)
         return found
 
     def clear(self) -> None:
@@ -51,18 +52,13 @@ class DeviceTables(Generic[T]):
         self._cache.clear()
 
 
-def capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is recording the current stream."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _make(make: Callable[[], T], device: torch.device, recording: bool) -> T:
+def _make(make: Callable[[], T], recording: bool) -> T:
     if recording:
         raise RuntimeError(
             "a CUDA graph is being captured and this layer has no tables on the device yet: run the same call once "
             "before the capture, as torch.cuda.graph asks for any warm-up"
         )
-    return _in_a_thread(make) if device.type == "cuda" else make()
+    return _in_a_thread(make)
 
 
 def _in_a_thread(make: Callable[[], T]) -> T:

@@ -74,7 +74,7 @@ class GradientSums:
         layer, x = walk.layer, walk.x
         self.walk, self.factor, self._factored = walk, factor, isinstance(factor, Tensor) or factor != 1
         self._x = GradientOfX(walk, dtype) if needs[0] else None
-        self.weight = x.new_empty(*layer.weight.shape, dtype=dtype) if needs[1] else None
+        self.weight = x.new_empty(walk.rows, layer.weight.shape[1], dtype=dtype) if needs[1] else None
         self.bias = x.new_empty(walk.rows, dtype=dtype) if needs[2] else None
 
     def add(self, chunk: Chunk, slopes: Slopes) -> None:

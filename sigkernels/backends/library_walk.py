@@ -26,6 +26,8 @@ from .library_tables import Tables, chunk_limits, tables_of, walk_shape
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NARROW = (torch.float16, torch.bfloat16)
+_autocast = torch._C._is_any_autocast_enabled
+_precision = torch._C._get_fp32_precision_getter  # of torch.backends, which take five times as long
 
 
 def without_autocast(operation: F) -> F:
@@ -34,19 +36,13 @@ def without_autocast(operation: F) -> F:
 
     @functools.wraps(operation)
     def run(first: Tensor | LossCall, *args: Any) -> Any:
-        kind = (first if isinstance(first, Tensor) else first.x).device.type
-        # inside an autograd.Function: contexts take time
-        if not torch.is_grad_enabled() and not (_knows_autocast(kind) and torch.is_autocast_enabled(kind)):
+        if not torch.is_grad_enabled() and not _autocast():  # inside an autograd.Function: contexts take time
             return operation(first, *args)
+        kind = (first if isinstance(first, Tensor) else first.x).device.type
         with torch.no_grad(), torch.autocast(kind, enabled=False):
             return operation(first, *args)
 
     return cast(F, run)
-
-
-@functools.cache
-def _knows_autocast(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind)
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -95,16 +91,14 @@ def _works(operation: Callable[..., Any], device: torch.device) -> bool:
     return True
 
 
-def rounds_float32(device: torch.device) -> bool:
-    """Whether products of float32 matrices round their operands there."""
-    return device.type == "cuda" and tf32_allowed()
+def rounds_float32(x: Tensor) -> bool:
+    """Whether products of float32 matrices round their operands where this one is."""
+    return x.is_cuda and tf32_allowed()
 
 
 def tf32_allowed() -> bool:
     """Whether torch lets float32 products run as tf32, by whichever of its settings the user has chosen."""
-    matmul = torch.backends.cuda.matmul
-    precision = getattr(matmul, "fp32_precision", None)  # it resolves what it inherits; older torch has no such thing
-    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
+    return _precision("cuda", "matmul") == "tf32"  # it resolves what it inherits
 
 
 # -- the walk ----------------------------------------------------------------------------------------------------------
@@ -149,7 +143,7 @@ class LabelWalk:
         self.operand = x.dtype if narrow else self.out
         self.x = x if x.dtype == self.operand else x.to(self.operand)
         device, (self.rows, slack) = x.device, layer.weight.shape
-        rounded = self.operand in _NARROW or (self.operand == torch.float32 and rounds_float32(device))
+        rounded = self.operand in _NARROW or (self.operand == torch.float32 and rounds_float32(x))
         shape = walk_shape(layer.meta, self.rows, self.batch, narrow, x.dtype, rounded, device, chunk_limits(x), runs)
         self.slack, self._waves = self.x, self.x
         if shape.fixed:
@@ -278,7 +272,7 @@ class GradientOfX:
         self.walk, self.dtype, slack, meta = walk, dtype, walk.layer.weight.shape[1], walk.layer.meta
         make = walk.x.new_empty if walk.rows else walk.x.new_zeros  # the first chunk writes, the others add
         one = walk.size >= walk.rows
-        self.grad = make(*walk.x.shape, dtype=dtype if one else walk.out)
+        self.grad = make(walk.batch, walk.x.shape[1], dtype=dtype if one else walk.out)
         self._dft, self._codes, self._slack = self.grad, self.grad, self.grad
         if meta.codes:
             self._dft, self._codes, self._slack = self.grad.split_with_sizes((meta.dft_columns, meta.codes, slack), 1)

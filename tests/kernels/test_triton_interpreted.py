@@ -213,7 +213,7 @@ def test_the_kernel_adds_the_dft_part(triton, small_chunks, monkeypatch, dtype, 
     from sigkernels.backends import library_walk
     from sigkernels.backends.triton import configs
 
-    monkeypatch.setattr(library_walk, "rounds_float32", lambda device: True)
+    monkeypatch.setattr(library_walk, "rounds_float32", lambda x: True)
     p = problem(RUNS[name], dtype)
     walk = library_walk.LabelWalk(p.x, p.layer, True, configs.run_labels)
     assert walk.run == 64 and walk.size == 128 and walk.rank == 32

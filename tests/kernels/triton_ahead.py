@@ -102,7 +102,7 @@ def _pointwise(job: Job) -> Launch:
     module = importlib.import_module(f"sigkernels.backends.triton.kernels.{home}")
     element, acc = f"*{TYPES[job.dtype]}", "*fp64" if job.dtype == "float64" else "*fp32"
     types = dict.fromkeys(("g", "features", "bias", "waves", "coef", "narrow"), element)
-    types |= dict.fromkeys(("z", "label_weight", "label_pos_weight", "row_scale", "row_sums", "totals", "wide"), acc)
+    types |= dict.fromkeys(("z", "label_weight", "label_pos_weight", "row_scale", "losses", "wide"), acc)
     types |= dict.fromkeys(("betas", "etas", "column_sums", "value"), acc)
     types |= dict.fromkeys(("pooled", "sums", "values", "grad_beta", "grad_eta", "rows"), "*fp64")
     types |= dict.fromkeys(("indices", "offsets", "best_labels"), "*i64") | dict.fromkeys(("unknown", "dense"), "*u8")

@@ -122,8 +122,7 @@ class TritonElementwise:
             self._targets.sparse, self._targets.unknown, self._weight is not None, self._pos_weight is not None, weight,
             pos_weight, self._row_scale is not None, self._needed,
         )  # fmt: skip
-        self._row_sums = x.new_empty(self._cut.parts, walk.batch, dtype=walk.out)
-        self._totals = x.new_empty(self._cut.parts * self._cut.blocks, dtype=walk.out)
+        self._losses = x.new_empty(self._cut.parts, self._cut.blocks + walk.batch, dtype=walk.out)
 
     def __call__(self, chunk: Chunk) -> Slopes | None:
         walk, layer, z, cut = self._walk, self._call.layer, chunk.z, self._cut
@@ -136,28 +135,28 @@ class TritonElementwise:
                 elementwise_kernel[(cut.blocks, -(-labels // cut.labels))](
                     z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, coef.stride(0),
                     _of(layer.bias, chunk), *self._targets.of(chunk), _of(self._weight, chunk), _of(self._pos_weight, chunk),
-                    z if self._row_scale is None else self._row_scale, self._row_sums, self._totals,
-                    walk.batch, labels, layer.meta.label_start + chunk.start, walk.constant, self._scale,
+                    z if self._row_scale is None else self._row_scale, self._losses,
+                    cut.parts, walk.batch, labels, layer.meta.label_start + chunk.start, walk.constant, self._scale,
                     self._scale_low, cut.each, chunk.number, **cut.keywords,
                 )  # fmt: skip
         return Slopes(g) if self._needed else None
 
     def finish(self, wide: Tensor | None, narrow: Tensor | None) -> Rows:
-        walk, sums, scale, cut = self._walk, self._row_sums, self._value_scale, self._cut
+        walk, losses, scale, cut = self._walk, self._losses, self._value_scale, self._cut
         if not walk.batch or not walk.rows:
             if wide is not None and narrow is not None:
                 narrow.copy_(wide)
-            return Rows(torch.zeros(walk.batch, dtype=torch.float64, device=sums.device))
-        rows = sums.new_empty(walk.batch, dtype=torch.float64)
-        value = None if scale is None else sums.new_empty((), dtype=walk.out)
+            return Rows(torch.zeros(walk.batch, dtype=torch.float64, device=losses.device))
+        rows = losses.new_empty(walk.batch, dtype=torch.float64)
+        value = None if scale is None else losses.new_empty((), dtype=walk.out)
         size = 0 if wide is None else wide.numel()
         programs = cut.finishers
         if size:
             programs = max(programs, min(-(-size // configs.FINISH["SHARE"]), configs.FINISHERS))
-        with on(sums):
+        with on(losses):
             finish_kernel[(programs,)](
-                sums, self._totals, rows, rows if value is None else value, rows if wide is None else wide,
-                rows if narrow is None else narrow, walk.batch, cut.parts, cut.parts * cut.blocks, size,
+                losses, rows, rows if value is None else value, rows if wide is None else wide,
+                rows if narrow is None else narrow, walk.batch, cut.parts, cut.blocks, size,
                 *two_floats(scale or 0.0), TOTAL=scale is not None, CONVERT=wide is not None,
                 INTERPRETED=cut.keywords["INTERPRETED"], **configs.FINISH,
             )  # fmt: skip

@@ -73,7 +73,16 @@ def block_of_logits(
 
 
 @triton.jit(
-    do_not_specialize=["labels", "batch", "label_start", "features_stride", "dense_stride", "dense_step", "more"]
+    do_not_specialize=[
+        "labels",
+        "batch",
+        "label_start",
+        "features_stride",
+        "dense_stride",
+        "dense_step",
+        "more",
+        "parts",
+    ]
 )
 def elementwise_kernel(
     z,  # [B, c] with a row stride, the logits without bias and, with APART, without the constant feature
@@ -87,11 +96,10 @@ def elementwise_kernel(
     dense, dense_stride, dense_step,  # else [B, c] of any dtype; NaN says nothing, with UNKNOWN
     label_weight, label_pos_weight,  # [c]
     row_scale,  # [B]
-    row_sums,  # [parts, B]: the loss of each row in each part of the labels, added up over chunks
-    totals,  # [parts, blocks]: the same of all rows of a block
-    batch, labels, label_start, constant, scale, scale_low,
+    losses,  # [parts, blocks], then [parts, B]: of blocks of rows and of rows in each part of the labels, added up over chunks
+    parts, batch, labels, label_start, constant, scale, scale_low,
     tiles,  # of a part
-    more,  # above 0 where row_sums holds those of earlier chunks
+    more,  # above 0 where losses holds those of earlier chunks
     BIAS: tl.constexpr, APART: tl.constexpr, WAVES: tl.constexpr, GRAD_WAVES: tl.constexpr,
     SPARSE: tl.constexpr, UNKNOWN: tl.constexpr, LABEL_WEIGHT: tl.constexpr, LABEL_POS_WEIGHT: tl.constexpr,
     WEIGHT: tl.constexpr, POS_WEIGHT: tl.constexpr, ROW_SCALE: tl.constexpr, GRADIENT: tl.constexpr,
@@ -196,22 +204,22 @@ def elementwise_kernel(
         tl.debug_barrier()  # several threads have read a row's coefficients, one of them writes there
         made = rounded(grad_coefs, coef.dtype.element_ty, INTERPRETED)
         tl.store(coef + wave_place, made, mask=in_row[:, None])
-    sums = row_sums + part * batch + row
-    before = tl.load(sums, mask=in_row.to(tl.int32) * more > 0, other=0.0)
+    blocks = tl.num_programs(0)
+    row_sums = losses + parts * blocks + part * batch + row
+    before = tl.load(row_sums, mask=in_row.to(tl.int32) * more > 0, other=0.0)
     tl.debug_barrier()  # several threads have read a row's, one of them writes it
     row_loss = tl.sum(loss, axis=1) + before
-    tl.store(sums, row_loss, mask=in_row)
-    tl.store(totals + part * tl.num_programs(0) + block, tl.sum(tl.where(in_row, row_loss, 0.0), axis=0))
+    tl.store(row_sums, row_loss, mask=in_row)
+    tl.store(losses + part * blocks + block, tl.sum(tl.where(in_row, row_loss, 0.0), axis=0))
 
 
-@triton.jit(do_not_specialize=["batch", "parts", "count", "size"])
+@triton.jit(do_not_specialize=["batch", "parts", "blocks", "size"])
 def finish_kernel(
-    row_sums,  # [parts, B]
-    totals,  # [count]
+    losses,  # [parts, blocks], then [parts, B]
     rows,  # [B] float64, out: sums over the parts
-    value,  # [] out, TOTAL: scale · Σ totals
+    value,  # [] out, TOTAL: scale · Σ of all blocks
     wide, narrow,  # [size], CONVERT: float32 numbers, and out the same in another dtype
-    batch, parts, count, size, scale, scale_low,
+    batch, parts, blocks, size, scale, scale_low,
     TOTAL: tl.constexpr, CONVERT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, COUNT: tl.constexpr,
     SHARE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
@@ -219,18 +227,19 @@ def finish_kernel(
     first_row = tl.program_id(0).to(tl.int64) * BLOCK
     if first_row < batch:
         row = first_row + tl.arange(0, BLOCK)
-        sums = tl.zeros((PARTS, BLOCK), row_sums.dtype.element_ty)
+        row_sums = losses + parts * blocks
+        whole = tl.zeros((PARTS, BLOCK), losses.dtype.element_ty)
         for first in range(0, parts, PARTS):
             part = (first + tl.arange(0, PARTS)).to(tl.int64)[:, None]
             inside = (part < parts) & (row < batch)[None, :]
-            sums += tl.load(row_sums + part * batch + row[None, :], mask=inside, other=0.0)
-        tl.store(rows + row, tl.sum(sums, axis=0).to(tl.float64), mask=row < batch)
+            whole += tl.load(row_sums + part * batch + row[None, :], mask=inside, other=0.0)
+        tl.store(rows + row, tl.sum(whole, axis=0).to(tl.float64), mask=row < batch)
     if TOTAL and tl.program_id(0) == tl.num_programs(0) - 1:
-        whole = tl.zeros((COUNT,), tl.float64)
-        for begin in range(0, count, COUNT):
+        total = tl.zeros((COUNT,), tl.float64)
+        for begin in range(0, parts * blocks, COUNT):
             place = begin + tl.arange(0, COUNT)
-            whole += tl.load(totals + place, mask=place < count, other=0.0).to(tl.float64)
-        result = tl.sum(whole, axis=0) * in_full(scale, scale_low, tl.float64)
+            total += tl.load(losses + place, mask=place < parts * blocks, other=0.0).to(tl.float64)
+        result = tl.sum(total, axis=0) * in_full(scale, scale_low, tl.float64)
         tl.store(value, result.to(value.dtype.element_ty))
     if CONVERT:
         for start in range(tl.program_id(0).to(tl.int64) * SHARE, size, tl.num_programs(0).to(tl.int64) * SHARE):
