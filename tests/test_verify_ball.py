@@ -19,8 +19,8 @@ import sigkernels as sk
 from sigkernels.cli import main
 from sigkernels.verify import Certificate, Report, verify
 from sigkernels.verify.input_ball import L2Ball
-from sigkernels.verify.largest_balls import Item, balls
-from sigkernels.verify.least_norm import HullProblem, active_set
+from sigkernels.verify.solvers.largest_balls import Item, balls
+from sigkernels.verify.solvers.least_norm import HullProblem, active_set
 
 YES = ("ARGMAXABLE", "THIN")
 

@@ -9,13 +9,14 @@ import pytest
 
 from sigkernels.codes import code_matrix, guarantee, guaranteed_size
 from sigkernels.labels import LabelSets
-from sigkernels.verify import Verdict, lp, pipeline, verify, witness_check
-from sigkernels.verify.arrays import definite_solver
+from sigkernels.verify import Verdict, pipeline, verify, witness_check
 from sigkernels.verify.certificate import Certificate
 from sigkernels.verify.check import prove
 from sigkernels.verify.question import Question, dft_matrix
 from sigkernels.verify.report import Report
 from sigkernels.verify.rules import DecisionRule
+from sigkernels.verify.solvers import lp
+from sigkernels.verify.solvers.arrays import definite_solver
 
 N, K, CODES, SLACK = 1500, 3, 64, 5
 S = 0.3 * np.random.default_rng(0).standard_normal((N, SLACK))

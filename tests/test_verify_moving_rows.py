@@ -8,12 +8,13 @@ from fuzz_verify import QUESTIONS, Case, campaign
 from scipy.optimize import linprog, minimize
 
 from sigkernels.codes import code_matrix
-from sigkernels.verify import largest_balls, moving_rows, soft_margin, verify
-from sigkernels.verify.ball_batch import Batch, Item
+from sigkernels.verify import verify
 from sigkernels.verify.input_ball import Box
-from sigkernels.verify.largest_balls import balls
-from sigkernels.verify.moving_rows import on_moving_rows
-from sigkernels.verify.soft_margin import soft_balls
+from sigkernels.verify.solvers import largest_balls, moving_rows, soft_margin
+from sigkernels.verify.solvers.ball_batch import Batch, Item
+from sigkernels.verify.solvers.largest_balls import balls
+from sigkernels.verify.solvers.moving_rows import on_moving_rows
+from sigkernels.verify.solvers.soft_margin import soft_balls
 
 strict = pytest.importorskip("array_api_strict")
 N, D, SIZE = 500, 65, 10.0

@@ -10,9 +10,9 @@ from verify_oracle import KINDS, degenerate_matrix, is_argmaxable, is_top
 
 import sigkernels as sk
 from sigkernels.verify import Report, verify
-from sigkernels.verify.highest_logits import highest_logits
 from sigkernels.verify.question import Question
 from sigkernels.verify.rules import DecisionRule
+from sigkernels.verify.solvers.highest_logits import highest_logits
 
 YES = ("ARGMAXABLE", "THIN")
 

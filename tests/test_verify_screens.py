@@ -7,14 +7,16 @@ import pytest
 from scipy.optimize import linprog
 
 from sigkernels.codes import code_matrix
-from sigkernels.verify import largest_balls, pipeline, verify
-from sigkernels.verify.arrays import smallest, to_numpy
-from sigkernels.verify.cone import Cone
-from sigkernels.verify.exact import gordan_alternative, integer_row
+from sigkernels.verify import pipeline, verify
 from sigkernels.verify.input_ball import Box
-from sigkernels.verify.largest_balls import Item, balls
-from sigkernels.verify.lp import chebyshev
-from sigkernels.verify.newton import (
+from sigkernels.verify.question import Question
+from sigkernels.verify.solvers import largest_balls
+from sigkernels.verify.solvers.arrays import smallest, to_numpy
+from sigkernels.verify.solvers.cone import Cone
+from sigkernels.verify.solvers.exact import gordan_alternative, integer_row
+from sigkernels.verify.solvers.largest_balls import Item, balls
+from sigkernels.verify.solvers.lp import chebyshev
+from sigkernels.verify.solvers.newton import (
     _first_choice,
     hinge_newton,
     hinge_newton_one,
@@ -23,7 +25,6 @@ from sigkernels.verify.newton import (
     newton_on_all_rows,
     weighted_ridge,
 )
-from sigkernels.verify.question import Question
 
 strict = pytest.importorskip("array_api_strict")
 N, D = 60, 5

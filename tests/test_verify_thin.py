@@ -14,7 +14,7 @@ from sigkernels.verify.certificate import Certificate
 from sigkernels.verify.check import prove
 from sigkernels.verify.circle import LOW_ERROR, dft_low
 from sigkernels.verify.question import Question, dft_matrix
-from sigkernels.verify.refine import vertices
+from sigkernels.verify.solvers.refine import vertices
 
 THIN = [[5, 700, 702], [100, 101, 900], [3, 4, 5], [10, 12, 14]]  # radius 1e-7 and below in a box of 1e4
 

@@ -12,8 +12,8 @@ from numpy import ndarray
 from .certificate import Certificate, Verdict
 from .check import prove, trivial_bounds
 from .code_words import code_points
-from .cone import Found
 from .question import ActiveSets, Question
+from .solvers.cone import Found
 from .witness_check import prove_witnesses
 
 CLOSED = 1e-6  # an interval this narrow, relative to its radius, is closed

@@ -15,20 +15,21 @@ import numpy as np
 from ..codes import guaranteed_size
 from ..labels import LabelSets
 from ..validation import check_bool
-from . import lp, solver_stages
-from .arrays import namespace
+from . import solver_stages
 from .certificate import Certificate
-from .cone import Cone, Found
-from .highest_logits import highest_logits
 from .input_ball import BallName
 from .inputs import as_question, rule_of
 from .label_names import check_names
 from .ledger import Ledger
-from .newton import motzkin, newton, newton_on_all_rows
 from .progress import Progress
 from .question import Question, active_labels, distinct_sets
 from .report import Report, StageReport
 from .rules import Domain, Rule
+from .solvers import lp
+from .solvers.arrays import namespace
+from .solvers.cone import Cone, Found
+from .solvers.highest_logits import highest_logits
+from .solvers.newton import motzkin, newton, newton_on_all_rows
 from .threads import one_blas_thread
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
 

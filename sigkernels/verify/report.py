@@ -344,7 +344,7 @@ def verdict_lines(counts: dict[str, int]) -> list[str]:
 
 
 def _why_open(question: Question) -> str:
-    from .exact import MAX_WIDTH
+    from .solvers.exact import MAX_WIDTH
 
     if question.k >= 0:
         return "sets left open: the entries of a DFT are irrational, so there is no exact stage for it"

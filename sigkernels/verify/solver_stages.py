@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from .ball_batch import Ball, Item
 from .certificate import Certificate
 from .code_words import code_points
-from .exact import MAX_WIDTH, gordan_alternative, largest_ball
 from .input_ball import Box, InputBall
-from .largest_balls import balls
-from .least_norm import Corner, HullProblem, active_set, corner
 from .ledger import Ledger
-from .lp import polish, programs
-from .precise_hull import precise_hull
-from .refine import vertices
+from .solvers.ball_batch import Ball, Item
+from .solvers.exact import MAX_WIDTH, gordan_alternative, largest_ball
+from .solvers.largest_balls import balls
+from .solvers.least_norm import Corner, HullProblem, active_set, corner
+from .solvers.lp import polish, programs
+from .solvers.precise_hull import precise_hull
+from .solvers.refine import vertices
 from .threads import one_blas_thread
 
 BALL_WIDTH = 32  # columns up to which the exact largest ball is worth its time

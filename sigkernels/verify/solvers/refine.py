@@ -18,8 +18,8 @@ import numpy as np
 from numpy import ndarray
 from scipy.linalg import lapack
 
-from .question import Question
-from .rounding import exact_dots, gamma, two_sum
+from ..question import Question
+from ..rounding import exact_dots, gamma, two_sum
 
 TURNS = 12
 PIVOTS = 30

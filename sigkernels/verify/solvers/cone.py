@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..question import ActiveSets, Question
+from ..rounding import largest_entries
 from .arrays import Array, mT, to_numpy
-from .question import ActiveSets, Question
-from .rounding import largest_entries
 
 
 class Found(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..question import ActiveSets, Question
 from .arrays import Array, mT, to_numpy
 from .cone import Found
-from .question import ActiveSets, Question
 
 BLOCK = 16_000_000  # logits at once: 128 MB in float64
 STEPS = 40

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..input_ball import InputBall
 from .arrays import Array, keep, matvec, smallest, spread, to_numpy
 from .ball_batch import GAP, Ball, Batch, Item
-from .input_ball import InputBall
 from .interior import EDGE, Centre, column, free_coordinates, in_few_coordinates, interior
 from .interior_l2 import interior_l2
 from .moving_rows import on_moving_rows

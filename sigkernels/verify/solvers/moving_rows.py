@@ -8,7 +8,7 @@ that step. With margins ``m_i(x) = a_i·x + c_i`` in units of the box and multip
 from a soft ball (:mod:`.soft_margin`), where ``s_i - δ λ_i = m_i - e`` instead and all products are equal. What the
 equations lack falls along the way, so that rows can come in at any time, with any slack. All rows of all sets are
 priced with one matrix product per step. As soon as the rows that touch the ball seem to be known, their equations are
-solved. Nothing here is believed: the point and the multipliers of a ball each prove a bound, in :mod:`.check`.
+solved. Nothing here is believed: the point and the multipliers of a ball each prove a bound, in :mod:`..check`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..input_ball import InputBall
 from .arrays import Array, matvec, mT, to_numpy
-from .input_ball import InputBall
 from .interior import Centre
 
 CLOSED = 1e-6  # of the radius: when a set is done

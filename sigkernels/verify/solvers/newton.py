@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..question import ActiveSets
 from .arrays import Array, concat, keep, matvec, mT, smallest, solve_definite, to_numpy
 from .cone import Cone, Found
-from .question import ActiveSets
 
 MAX_STEPS = 200  # of one run; most take 3 to 10
 MAX_STEPS_DFT = 60  # what is not found by then is thin, and has a proof in closed form

@@ -1,0 +1,1 @@
+"""What looks for inputs and multipliers. Nothing found here is believed: the checker beside this package proves it."""
