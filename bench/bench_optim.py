@@ -63,7 +63,6 @@ def steps(kind: str) -> dict[str, Step]:
 
 
 NAMES = {kind: (OURS, f"our loss + torch.optim.{kind}(fused=True)") for kind in OPTIMIZERS}
-_made: dict[str, dict[str, Step]] = {}
 
 
 @pytest.mark.parametrize("kind,who", [(kind, who) for kind, names in NAMES.items() for who in names])

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-from .backends import gradient_memory
+from .backends.compiled_core import core
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -20,8 +20,9 @@ RESET_PEAK = "5"  # see proc(5)
 def peak_bytes(work: Callable[[], object], repeats: int = 3, warm_up: Callable[[], object] | None = None) -> int | None:
     """The largest resident memory during ``work()`` minus that before it: the least of a few runs.
 
-    ``warm_up`` (``work`` itself unless given) runs first and pays for what stays: thread pools, caches. What ``work`` leaves behind must be gone when it returns (gradients above all), or the next run would only replace
-    it and seem to need less. ``None`` where there is no Linux /proc to ask.
+    ``warm_up`` (``work`` itself unless given) runs first and pays for what stays: thread pools, caches. What ``work``
+    leaves behind must be gone when it returns (gradients above all), or the next run would only replace it and seem to
+    need less. ``None`` where there is no Linux /proc to ask.
     """
     if not CLEAR_REFS.exists():
         return None
@@ -48,7 +49,8 @@ def _status(field: str) -> int:
 
 def _give_back() -> None:
     """Freed memory that is kept, by malloc or for the next gradient, would hide the next peak."""
-    gradient_memory.forget()
+    if core:
+        core.gradient_memory.forget()
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):

@@ -14,10 +14,17 @@ import pytest
 import torch
 
 import sigkernels as sk
-from sigkernels.backends import gradient_memory
 from sigkernels.backends.compiled_core import core
 
 pytestmark = pytest.mark.skipif("cpu" not in sk.available_backends(), reason="needs the compiled core")
+
+gradient_memory = core and core.gradient_memory
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8)  # in the order of the core
+
+
+def empty(rows, columns, dtype):
+    """Uninitialised, on memory that an earlier tensor has left behind."""
+    return core.empty(rows, columns, DTYPES.index(dtype))
 
 
 @pytest.fixture(autouse=True)
@@ -70,34 +77,34 @@ def test_a_second_gradient_of_the_step_is_added(weight):
 @pytest.fixture
 def most_bytes():
     """Sets how much memory may wait, and puts it back."""
-    before = core.gradient_memory.most_bytes
+    before = gradient_memory.most_bytes
     yield lambda count: setattr(core.gradient_memory, "most_bytes", count)
-    core.gradient_memory.most_bytes = before
+    gradient_memory.most_bytes = before
 
 
 def test_what_waits_is_bounded_and_the_oldest_goes_first(most_bytes):
     most_bytes(5 * 2**20)
-    tensors = [gradient_memory.empty_gradient(2**20, 2, torch.uint8) for _ in range(4)]
+    tensors = [empty(2**20, 2, torch.uint8) for _ in range(4)]
     places = [t.data_ptr() for t in tensors]
-    assert len(set(places)) == 4 and gradient_memory.waiting_bytes() == 0
+    assert len(set(places)) == 4 and gradient_memory.waiting_bytes == 0
     while tensors:
         del tensors[0]
     gc.collect()
-    assert 2 * 2 * 2**20 <= gradient_memory.waiting_bytes() <= 5 * 2**20
-    again = [gradient_memory.empty_gradient(2**20, 2, torch.uint8).data_ptr() for _ in range(2)]
+    assert 2 * 2 * 2**20 <= gradient_memory.waiting_bytes <= 5 * 2**20
+    again = [empty(2**20, 2, torch.uint8).data_ptr() for _ in range(2)]
     assert set(again) <= set(places[2:])
 
 
 def test_a_tensor_larger_than_all_that_may_wait_is_let_go(most_bytes):
     most_bytes(2**20)
-    gradient_memory.empty_gradient(2**20, 2, torch.uint8)
-    assert gradient_memory.waiting_bytes() == 0
+    empty(2**20, 2, torch.uint8)
+    assert gradient_memory.waiting_bytes == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [20_000, 200_000], ids=["small pages", "huge pages"])
 def test_what_is_handed_out_is_an_ordinary_tensor(dtype, rows):
-    grad = gradient_memory.empty_gradient(rows, 32, dtype)
+    grad = empty(rows, 32, dtype)
     assert grad.shape == (rows, 32) and grad.dtype == dtype and grad.is_contiguous() and grad.is_cpu
     assert not grad._is_view() and not grad.requires_grad and grad.data_ptr() % 64 == 0
     grad.fill_(3)
@@ -106,7 +113,7 @@ def test_what_is_handed_out_is_an_ordinary_tensor(dtype, rows):
 
 @pytest.mark.parametrize("rows, columns", [(0, 5), (5, 0), (1, 1)])
 def test_shapes_of_little_or_nothing(rows, columns):
-    assert gradient_memory.empty_gradient(rows, columns, torch.float32).shape == (rows, columns)
+    assert empty(rows, columns, torch.float32).shape == (rows, columns)
 
 
 def saved(tensor):
@@ -141,19 +148,19 @@ def test_a_gradient_may_be_made_smaller(weight):
     assert grad.shape == (10, 32)
     weight.grad = None
     del grad
-    assert gradient_memory.waiting_bytes() >= weight.nbytes
+    assert gradient_memory.waiting_bytes >= weight.nbytes
 
 
 def test_small_gradients_are_left_to_the_allocator():
-    gradient_memory.empty_gradient(10, 3, torch.float32)
-    assert gradient_memory.waiting_bytes() == 0
+    empty(10, 3, torch.float32)
+    assert gradient_memory.waiting_bytes == 0
 
 
 def test_waiting_memory_can_be_let_go(weight):
-    gradient_memory.empty_gradient(*weight.shape, torch.float32)
-    assert weight.nbytes <= gradient_memory.waiting_bytes() < weight.nbytes + 4096
+    empty(*weight.shape, torch.float32)
+    assert weight.nbytes <= gradient_memory.waiting_bytes < weight.nbytes + 4096
     gradient_memory.forget()
-    assert gradient_memory.waiting_bytes() == 0
+    assert gradient_memory.waiting_bytes == 0
 
 
 def test_threads_never_share_memory():
@@ -161,7 +168,7 @@ def test_threads_never_share_memory():
 
     def work(number):
         for turn in range(30):
-            tensors = [gradient_memory.empty_gradient(2**18, 1, torch.float32) for _ in range(3)]
+            tensors = [empty(2**18, 1, torch.float32) for _ in range(3)]
             for i, tensor in enumerate(tensors):
                 tensor.fill_(number * 1000 + turn * 10 + i)
             if any((t != number * 1000 + turn * 10 + i).any() for i, t in enumerate(tensors)):
@@ -182,7 +189,7 @@ def test_a_tensor_may_be_dropped_by_another_thread(weight):
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert gradient_memory.waiting_bytes() >= weight.nbytes
+    assert gradient_memory.waiting_bytes >= weight.nbytes
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -192,7 +199,7 @@ def test_a_child_may_be_forked_at_any_time():
 
     def take_and_give_back():
         while not stop.is_set():
-            gradient_memory.empty_gradient(2**18, 1, torch.float32)
+            empty(2**18, 1, torch.float32)
 
     threads = [threading.Thread(target=take_and_give_back) for _ in range(3)]
     for thread in threads:
@@ -201,7 +208,7 @@ def test_a_child_may_be_forked_at_any_time():
         for _ in range(20):
             child = os.fork()
             if child == 0:
-                fine = gradient_memory.empty_gradient(2**18, 1, torch.float32).numpy().size == 2**18
+                fine = empty(2**18, 1, torch.float32).numpy().size == 2**18
                 os._exit(0 if fine else 1)
             deadline, done, status = time.monotonic() + 30, 0, 1
             while not done and time.monotonic() < deadline:
@@ -220,8 +227,8 @@ def test_a_child_may_be_forked_at_any_time():
 def test_tensors_may_outlive_everything_at_exit():
     script = """
 import torch, sigkernels as sk
-from sigkernels.backends import gradient_memory
-held = [gradient_memory.empty_gradient(2**20, 2, torch.float32) for _ in range(3)]
+from sigkernels.backends.compiled_core import core
+held = [core.empty(2**20, 2, 0) for _ in range(3)]
 torch.held = held[1:]  # goes with the modules
 del held[0]
 """
