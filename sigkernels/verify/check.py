@@ -30,9 +30,8 @@ from .rounding import (
 )
 from .witness_check import prove_witness
 
-CANCELLED = (
-    1e-9  # multipliers that leave more than this are refused, even where an exact vector near them can be proved
-)
+# Multipliers that leave more than this are refused, even where an exact vector near them can be proved.
+CANCELLED = 1e-9
 
 
 class Proof(NamedTuple):

@@ -189,80 +189,85 @@ def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable
     if np.any(wanted & ~ledger.closed()):
         yield stage("radius lp" if in_box else "radius active", lambda which: one_by_one(ledger, which, executor))
     if np.any(ledger.yes & ~ledger.closed()):
-        yield stage("radius exact", lambda which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
+        yield stage("radius exact", lambda which: solver_stages.exact_balls(ledger, which))
 
 
 def _stages(question: Question, xp: Any, single: bool, executor: Executor | None, solvers: bool) -> Iterable[_Stage]:
     """The stages for this question, in order, with ``solvers`` or closed forms alone.
 
-    The unit rows are made only if a stage needs them.
+    ``single``: the screens look in float32 first.
     """
-    cones: dict[bool, Cone] = {}
-
-    def unit_rows(single: bool) -> Cone:
-        if single not in cones:
-            cones.clear()
-            cones[single] = Cone(question, xp, single)
-        return cones[single]
-
-    def screen(find: Callable[..., Iterable[Found]], single: bool = False) -> Callable[[Ledger, np.ndarray], None]:
-        def run(ledger: Ledger, which: np.ndarray) -> None:
-            # A screen may fail on numbers it cannot handle: what it leaves open goes to the next stage.
-            with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
-                for found in find(unit_rows(single), ledger, which):
-                    ledger.offer_found(found)
-
-        return run
-
     if question.codes:
         yield _Stage("codes", _code_words)
-    if (
-        question.k >= 0
-    ):  # codes leave wide regions: what Newton finds in them is cheaper than thin polynomials, proved exactly
-        later = bool(question.codes) and solvers
-        yield _Stage("closed form", functools.partial(_closed_form, exact=not later))
+    if question.k >= 0:
+        # Codes leave wide regions: what Newton finds in them is cheaper than thin polynomials, proved exactly.
+        yield _Stage("closed form", functools.partial(_closed_form, exact=not (question.codes and solvers)))
     if not solvers:
         return
+    screens = _Screens(question, xp)
     if question.threshold_unit and question.domain == "all":
-
-        def differences(ledger: Ledger, which: np.ndarray) -> None:
-            with np.errstate(all="ignore"):
-                for found in highest_logits(question, xp, ledger.sets, which):
-                    ledger.offer_found(found)
-
-        yield _Stage("highest logits", differences)
+        yield _Stage("highest logits", screens.highest_logits)
     if question.k < 0 and question.d >= MOTZKIN_WIDTH:
-        yield _Stage("motzkin", screen(lambda cone, ledger, which: motzkin(cone, ledger.sets, which), single))
-
-    def search(cone: Cone, ledger: Ledger, which: np.ndarray) -> Iterable[Found]:
-        if question.k < 0 or question.codes:
-            return newton(cone, ledger.sets, which)
-        return newton_on_all_rows(cone, ledger.sets, which, ledger.yes)
-
+        yield _Stage("motzkin", functools.partial(screens.motzkin, single=single))
     if single:
-        yield _Stage("newton float32", screen(search, single=True))
-    yield _Stage("newton", screen(search))
+        yield _Stage("newton float32", functools.partial(screens.newton, single=True))
+    yield _Stage("newton", screens.newton)
     if question.codes:
         yield _Stage("thin closed form", _closed_form)
-
-    def programs(ledger: Ledger, which: np.ndarray) -> None:
-        solver_stages.linear_programs(ledger, which, executor)
-
-    yield _Stage("lp", lambda ledger, which: programs(ledger, which[~ledger.yes[which]]))
+    yield _Stage("lp", functools.partial(_programs, executor=executor))
     if question.k < 0:
-        yield _Stage("exact", lambda ledger, which: solver_stages.exact_alternatives(ledger, which, executor))
-    if question.ball.name == "box":
-        yield _Stage("thin", lambda ledger, which: programs(ledger, _worth_a_program(ledger, which)))
-        yield _Stage("exact ball", lambda ledger, which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
-        return
+        yield _Stage("exact", functools.partial(solver_stages.exact_alternatives, executor=executor))
+    yield _Stage("thin", functools.partial(_more_room, xp=xp, executor=executor))
+    yield _Stage("exact ball", solver_stages.exact_balls)
 
-    def centres(ledger: Ledger, which: np.ndarray) -> None:
-        which = _worth_a_program(ledger, which)
+
+class _Screens:
+    """Searches for many sets at once. A screen may fail on numbers that it cannot handle: the next stage gets the sets."""
+
+    def __init__(self, question: Question, xp: Any):
+        self.question, self.xp = question, xp
+        self._cone: tuple[bool, Cone] | None = None
+
+    def highest_logits(self, ledger: Ledger, which: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            for found in highest_logits(self.question, self.xp, ledger.sets, which):
+                ledger.offer_found(found)
+
+    def motzkin(self, ledger: Ledger, which: np.ndarray, single: bool = False) -> None:
+        self._offer(ledger, lambda: motzkin(self._unit_rows(single), ledger.sets, which))
+
+    def newton(self, ledger: Ledger, which: np.ndarray, single: bool = False) -> None:
+        if self.question.k < 0 or self.question.codes:
+            self._offer(ledger, lambda: newton(self._unit_rows(single), ledger.sets, which))
+        else:  # neighbouring rows of a DFT are nearly equal: a few of them say little
+            self._offer(ledger, lambda: newton_on_all_rows(self._unit_rows(single), ledger.sets, which, ledger.yes))
+
+    def _offer(self, ledger: Ledger, find: Callable[[], Iterable[Found]]) -> None:
+        with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
+            for found in find():
+                ledger.offer_found(found)
+
+    def _unit_rows(self, single: bool) -> Cone:
+        """Made when a screen needs them, and once for all that do."""
+        if self._cone is None or self._cone[0] != single:
+            self._cone = None  # the memory of the others is free before these are made
+            self._cone = single, Cone(self.question, self.xp, single)
+        return self._cone[1]
+
+
+def _programs(ledger: Ledger, which: np.ndarray, executor: Executor | None) -> None:
+    """Linear programs for the sets without a witness."""
+    solver_stages.linear_programs(ledger, which[~ledger.yes[which]], executor)
+
+
+def _more_room(ledger: Ledger, which: np.ndarray, xp: Any, executor: Executor | None) -> None:
+    """Largest balls for the sets whose witness is in too small a one."""
+    which = _worth_a_program(ledger, which)
+    if ledger.question.ball.name == "box":
+        solver_stages.linear_programs(ledger, which, executor)
+    else:
         solver_stages.interior_points(ledger, which, xp)
         solver_stages.active_sets(ledger, which[~ledger.settled()[which]], executor)
-
-    yield _Stage("thin", centres)
-    yield _Stage("exact ball", lambda ledger, which: solver_stages.exact_balls(ledger, which[ledger.yes[which]]))
 
 
 def _worth_a_program(ledger: Ledger, which: np.ndarray) -> np.ndarray:

@@ -268,8 +268,9 @@ def exact_alternatives(ledger: Ledger, which: ndarray, executor: Executor | None
 
 
 def exact_balls(ledger: Ledger, which: ndarray) -> None:
-    """Offer the exact largest ball of each set, where rows are so nearly parallel that no float64 solver finds it."""
+    """Offer the exact largest ball of each set with a witness: rows may be too nearly parallel for solvers in float64."""
     question = ledger.question
+    which = which[ledger.yes[which]]
     labels = np.flatnonzero(question.norms[1] > 0)
     if question.k >= 0 or question.d > BALL_WIDTH or not labels.size:
         return
