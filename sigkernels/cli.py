@@ -7,11 +7,13 @@ A command is a module with ``add_parser(subparsers)`` and ``run(args) -> exit co
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from sigkernels import __version__
 from sigkernels.backends import BackendError
@@ -60,14 +62,43 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Output:
+    """stdout, of which the reader, `head` say, may have seen enough: the command goes on and has its own exit code."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            self._discard()
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._discard()
+
+    def _discard(self) -> None:
+        """What is still to come, and what the stream holds back, goes nowhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. ``SIGKERNELS_DEBUG=1`` shows the traceback of a refused input."""
     args = build_parser().parse_args(argv)
     try:
-        return importlib.import_module(COMMANDS[args.command]).run(args)
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes it on its way out
-        return 0
+        with contextlib.redirect_stdout(cast(TextIO, _Output(sys.stdout or io.StringIO()))) as output:
+            code: int = importlib.import_module(COMMANDS[args.command]).run(args)
+            output.flush()  # a full disk is an error of this command, not of the interpreter on its way out
+        return code
     except KeyboardInterrupt:
         print(f"sigkernels {args.command}: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,3 +181,26 @@ def test_env_shows_a_forced_backend(monkeypatch, capsys):
     monkeypatch.setenv("SIGKERNELS_BACKEND", "opencl")
     assert cli.main(["env"]) == 0
     assert "SIGKERNELS_BACKEND=opencl is unsupported: every call will fail; use one of auto" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("unbuffered", "args"), [((), ("--json",)), (("-u",), ())])
+def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path, unbuffered, args):
+    """``sigkernels verify … | grep -q …`` under ``pipefail``: a gate that fails must go on failing."""
+    np.save(tmp_path / "w.npy", np.array([[1.0], [-1.0]]))
+    (tmp_path / "sets.txt").write_text("0 1\n")
+    command = [sys.executable, *unbuffered, "-m", "sigkernels", "verify", "w.npy", "sets.txt", *args]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1
+
+
+def test_output_that_nobody_gets(tmp_path):
+    assert subprocess.run([sys.executable, "-m", "sigkernels", "env"], preexec_fn=lambda: os.close(1)).returncode == 0
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("there is no device that is full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sigkernels", "env"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2 and done.stderr.startswith("sigkernels env: error: ") and done.stderr.count("\n") == 1

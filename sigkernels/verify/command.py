@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     try:
         return _verify(args)
-    except BrokenPipeError:  # the reader has seen enough; not an error of the input
-        raise
     except (BadFile, ValueError, TypeError, RuntimeError, OSError) as error:
+        if os.environ.get("SIGKERNELS_DEBUG"):
+            raise
         print(f"sigkernels verify: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
@@ -116,9 +117,16 @@ def _verify(args: argparse.Namespace) -> int:
         ball=args.ball,
         names=None if args.names is None else read_names(existing_file(args.names), layer.weight.shape[0]),
     )
+    if not args.json:  # what was proved is told before anything else can fail
+        print(f"{args.weights}: {layer}")
+        print(report.summary(), flush=True)
     if out is not None:
         report.save(out)
+        if not args.json:
+            print(f"  saved {out}")
     checked = report.check() if args.check else None
+    if checked is not None and not args.json:
+        print(f"  {checked}", flush=True)
     reasons = gate.reasons(report)
     if checked is not None and not checked:
         reasons.append(f"a proof did not hold when it was checked: {checked}")
@@ -128,12 +136,6 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_json(report, layer, gate, reasons, checked) | {"repair": _repair_as_json(repair)}))
     else:
-        print(f"{args.weights}: {layer}")
-        print(report.summary())
-        if checked is not None:
-            print(f"  {checked}")
-        if out is not None:
-            print(f"  saved {out}")
         if repair or columns is not None:
             print(repair)
         if columns is not None and repair:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from .explore_page import explore_page
-from .files import existing_file, writable_file
+from .files import existing_file, whole_file, writable_file
 from .label_names import read_names
 from .saved_report import add_report_command, load_report
 
@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
     page = writable_file("--out", out, tuple(name for name in (args.report, args.weights, args.names) if name))
     report, _ = load_report(args)
     names = report.names if args.names is None else read_names(existing_file(args.names), report.question.labels)
-    page.write_text(explore_page(report, f"Report of {file.name}", names), encoding="utf-8")
+    html = explore_page(report, f"Report of {file.name}", names)
+    with whole_file(page) as written:
+        written.write(html.encode())
     result = {"page": str(page), "sets": len(report), "counts": report.counts()}
     print(
         json.dumps({"schema": 1} | result) if args.json else f"{page}: {len(report)} label sets; open it in a browser"

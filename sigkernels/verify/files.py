@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -43,34 +45,53 @@ def writable_file(option: str, path: str, inputs: tuple[str, ...]) -> Path:
         raise BadFile(f"{option} {path}: is a directory; name a file in it")
     if not out.absolute().parent.is_dir():
         raise BadFile(f"{option} {path}: there is no directory {out.parent}")
+    refuse_device(f"{option} {path}", out)
     if out.exists() and not os.access(out, os.W_OK):
         raise BadFile(f"{option} {path}: may not be written")
     try:  # the result is made in a file beside it
-        with tempfile.TemporaryFile(dir=out.absolute().parent):
+        with tempfile.TemporaryFile(dir=out.resolve().parent):
             pass
     except OSError as error:
-        raise BadFile(f"{option} {path}: nothing can be written to {out.absolute().parent}: {error.strerror}") from None
+        raise BadFile(f"{option} {path}: nothing can be written to {out.resolve().parent}: {error.strerror}") from None
     for name in inputs:
         if out.exists() and Path(name).exists() and out.samefile(name):
             raise BadFile(f"{option} {path}: is an input of this command and would be overwritten; choose another name")
     return out
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
-    """Write named arrays as ``.npz``, whole or not at all."""
-    # Under another name until it is complete: what was there before is not lost to a full disk.
+@contextlib.contextmanager
+def whole_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write, which gets its name when it is complete: a full disk does not cost what was there before."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path}: is a directory; name a file in it")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    refuse_device(str(path), path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it first")
+    target = path.resolve()  # a link goes on pointing where it did
+    part = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         with open(part, "wb") as file:
-            np.savez_compressed(file, **arrays)
-        os.replace(part, path)
+            yield file
+        os.replace(part, target)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # write() does not know where it writes
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
+        raise
     finally:
         part.unlink(missing_ok=True)
+
+
+def refuse_device(name: str, path: Path) -> None:
+    """Refuses a device or a pipe: the finished file takes the place of what has its name."""
+    if path.exists() and not path.is_file():
+        raise BadFile(f"{name}: is no regular file, and the result would take its place; name another one")
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
+    """Write named arrays as ``.npz``, whole or not at all."""
+    with whole_file(path) as file:
+        np.savez_compressed(file, **arrays)
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
