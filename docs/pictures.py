@@ -183,7 +183,8 @@ def reference(run: dict[str, Any]) -> None:
             f"{_last(runs, 'f1_at_5')} | {_last(runs, 'f1_at_10')} | {_last(runs, 'map')} | {never} | {radii} |"
         )
     epochs = first["epochs"]
-    note = f"{epochs} epochs, mean ± deviation; verdicts and radii of the first seed. {_radii(runs['0'] for runs in heads.values())} "
+    note = f"{epochs} epochs, mean ± deviation; verdicts and radii of the first seed. "
+    note += f"{_radii(runs['0'] for runs in heads.values())} "
     fill("docs/choosing.md", "reference", "\n".join(lines) + f"\n\n{note}" + source(run))
 
     narrow = [key for key in heads if key[1] in (0, 25)]

@@ -1,8 +1,9 @@
 """Backends: one operation, several implementations, chosen per tensor.
 
 ``auto`` takes ``cpu`` for CPU tensors, and ``triton`` for CUDA tensors, or ``cuda`` for the losses of those shapes where
-``gpu_paths.py`` says so; ``torch`` serves every other device, and whatever a kernel does not cover. ``SIGKERNELS_BACKEND``, as it was when the package was imported, or ``with
-sk.backend(name)`` forces one: a forced backend that cannot do the job raises.
+``gpu_paths.py`` says so; ``torch`` serves every other device, and whatever a kernel does not cover.
+``SIGKERNELS_BACKEND``, as it was when the package was imported, or ``with sk.backend(name)`` forces one: a forced
+backend that cannot do the job raises.
 """
 
 from __future__ import annotations

@@ -192,8 +192,8 @@ class Backend(abc.ABC):
         if loss is None or loss.has_kernel:
             return None
         return (
-            f"the {self.name} backend has no kernel for {type(loss).__module__}.{type(loss).__qualname__}; it has BCE, Focal, Asymmetric, SigmoidF1 "
-            "and UnboundedF1 themselves, not their subclasses; use 'torch' or 'auto'"
+            f"the {self.name} backend has no kernel for {type(loss).__module__}.{type(loss).__qualname__}; it has BCE, "
+            "Focal, Asymmetric, SigmoidF1 and UnboundedF1 themselves, not their subclasses; use 'torch' or 'auto'"
         )
 
 

@@ -77,7 +77,8 @@ def page(results: Sequence[Result], verified: SparseDataset, about: dict[str, An
         "<h1>What can your output layer never predict?</h1>",
         f'<p class="lead">The same encoder, trained {about["epochs"]} epochs on {about["train_examples"]:,} Debian '
         f"packages to predict which of {about['num_labels']:,} packages each one depends on — with different output "
-        "layers, all of which start at the frequencies of the labels. A layer that is narrower than its label set makes some sets impossible for <em>any</em> input. "
+        "layers, all of which start at the frequencies of the labels. A layer that is narrower than its label set makes "
+        "some sets impossible for <em>any</em> input. "
         "sigkernels counts them, with a proof for each, and offers a layer of the same width that rules none of "
         f"them out.</p><section>{_table(results)}<p class='note'>{html.escape(_reading(about))}</p></section>",
         f"<h2>Measured</h2><section>{_plots(results)}</section>",
@@ -100,8 +101,8 @@ def _reading(about: dict[str, Any]) -> str:
         "and the codes add is that nothing is impossible. Step: median of a whole training step, encoder and optimizer "
         "included. Peak memory: what the head's loss and gradients add at the peak of one step. Never predictable: test "
         "label sets that were proved impossible at threshold 0.5, of those verified. Radius: of the largest ball of "
-        "features, within ±10,000, that predict the set; a proved lower bound, for the first 40 sets; 0 for impossible ones. upgraded: "
-        "the trained bottleneck with DFT and code columns beside its own, after one more epoch."
+        "features, within ±10,000, that predict the set; a proved lower bound, for the first 40 sets; 0 for impossible "
+        "ones. upgraded: the trained bottleneck with DFT and code columns beside its own, after one more epoch."
     )
 
 

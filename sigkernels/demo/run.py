@@ -49,23 +49,9 @@ def run_demo(
     defaults = QUICK if quick else FULL
     epochs = defaults.epochs if epochs is None else epochs
     sets = defaults.sets if sets is None else sets
-    for name, value, least in (("epochs", epochs, 1), ("width", width, 1), ("sets", sets, 0), ("seed", seed, 0)):
-        if value < least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
-    if sets > TEST_EXAMPLES:
-        raise ValueError(f"--sets must be at most the {TEST_EXAMPLES} test examples, got {sets}")
-    if width > models.HIDDEN:
-        raise ValueError(f"--width must be at most {models.HIDDEN}, the features of the encoder, got {width}")
-    if seed >= 2**32:
-        raise ValueError(f"--seed must be below 2**32 = {2**32}, got {seed}")
+    _check(epochs, width, sets, seed)
+    _make_folder(output)
     backends.forced_name()  # one that is missing is refused now, not after the first training
-    if output.is_dir():
-        raise ValueError(f"--output must be a file, but {output} is a directory")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output: cannot create the folder {output.parent} ({error.strerror})") from error
-
     started = time.perf_counter()
     data = datasets.debian_deps()
     train_set, test_set = data.split(TEST_EXAMPLES)
@@ -95,6 +81,27 @@ def run_demo(
     }
     output.write_text(report.page(results, verified, about), encoding="utf-8")
     return Outcome(results, about)
+
+
+def _check(epochs: int, width: int, sets: int, seed: int) -> None:
+    for name, value, least in (("epochs", epochs, 1), ("width", width, 1), ("sets", sets, 0), ("seed", seed, 0)):
+        if value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    if sets > TEST_EXAMPLES:
+        raise ValueError(f"--sets must be at most the {TEST_EXAMPLES} test examples, got {sets}")
+    if width > models.HIDDEN:
+        raise ValueError(f"--width must be at most {models.HIDDEN}, the features of the encoder, got {width}")
+    if seed >= 2**32:
+        raise ValueError(f"--seed must be below 2**32 = {2**32}, got {seed}")
+
+
+def _make_folder(output: Path) -> None:
+    if output.is_dir():
+        raise ValueError(f"--output must be a file, but {output} is a directory")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output: cannot create the folder {output.parent} ({error.strerror})") from error
 
 
 def _train_and_verify(

@@ -9,9 +9,10 @@
 The loss of a label is 1 - value; a label whose denominator is 0 has value 0 and gradient 0.
 
 Every value is N/D with N and D linear in tp, s = ΣS, p = Σy and B, so ∂loss/∂S_bc = A_c (y_bc - l_c) + C_c: two numbers
-per label. l_c is the smallest target of a label where targets may lie between 0 and 1, else 0: the slope of a precision is
-(y - value)/D, and written so it is 0 where all targets are equal, and not what rounding leaves of a difference. specificity and npv are recall and precision with the roles of 0 and 1 exchanged, and are computed so: 1-S comes
-from σ of the negated argument, not from a difference that cancels.
+per label. l_c is the smallest target of a label where targets may lie between 0 and 1, else 0: the slope of a precision
+is (y - value)/D, and written so it is 0 where all targets are equal, and not what rounding leaves of a difference.
+specificity and npv are recall and precision with the roles of 0 and 1 exchanged, and are computed so: 1-S comes from σ of
+the negated argument, not from a difference that cancels.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def _scale_in_l2(question: Question, r: int) -> float:
 
 
 def code_points(question: Question, sets: list[ndarray]) -> ndarray:
-    """The witnesses of these sets, as far out as the ball allows, ``[len(sets), d]``: rounded, so to be proved where that matters."""
+    """The witnesses of these sets, as far out as the ball allows, ``[len(sets), d]``: rounded, and not yet proved."""
     x = np.zeros((len(sets), question.d))
     offsets = np.cumsum([0, *map(len, sets)])
     columns = slice(question.dft_columns, question.dft_columns + question.codes)

@@ -89,6 +89,7 @@ def _text_sets(file: Path) -> list[list[int]]:
             sets.append([int(w) for w in words if ":" not in w])
         except ValueError:
             raise BadFile(
-                f"{file}, line {number}: {line.strip()[:60]!r} is not a list of label numbers; a line is one set, its labels separated by commas or spaces"
+                f"{file}, line {number}: {line.strip()[:60]!r} is not a list of label numbers; a line is one set, its "
+                "labels separated by commas or spaces"
             ) from None
     return sets

@@ -4,8 +4,8 @@ On the simplex ``λ ≥ 0, Σ λ_i = 1`` it minimises ``f(λ) = R‖Aᵀλ‖₂
 independent rows S the least value with ``λ`` on S of any sign has a closed form: their margins are equal,
 ``a_i·x + c_i = e``, at a point x of norm R in their span, so with ``A_Sᵀ = Q T``, ``x = Q z``, ``Tᵀz = e·1 - c``, ``‖z‖ = R``
 is a quadratic equation in e, and ``λ ~ T⁻¹z``. Where that λ is not positive, the way to it ends at the first row that
-vanishes, which leaves S (as it does where f falls for ever); where it is, the row with the smallest margin at x joins. One that is a combination of S takes
-the place of another, as in the simplex method. Every step lowers f, so this ends.
+vanishes, which leaves S (as it does where f falls for ever); where it is, the row with the smallest margin at x joins.
+One that is a combination of S takes the place of another, as in the simplex method. Every step lowers f, so this ends.
 """
 
 from __future__ import annotations

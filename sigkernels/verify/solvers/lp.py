@@ -8,6 +8,7 @@ to be proved.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -32,8 +33,6 @@ def chebyshev(
     whole: bool = False,  # give the solver all rows at once
 ) -> tuple[ndarray, ndarray, ndarray] | None:
     """The centre x [d], the support and its multipliers (of unit rows), or None when HiGHS gave nothing usable."""
-    from scipy.optimize import linprog
-
     n, d = rows.shape
     y = np.full(n, -1.0)
     y[active] = 1.0
@@ -43,25 +42,13 @@ def chebyshev(
     work = np.full(n, whole or n * d <= SMALL)
     work[np.argpartition(margins, min(n, 3 * d) - 1)[: 3 * d]] = True
     work[active[: 4 * d]] = True
-    objective = np.zeros(d + 1)
-    objective[-1] = -1.0
-    bounds = [(-box, box)] * d + [(None, None)]
     best: tuple[ndarray, ndarray, ndarray] | None = None
     best_value = -np.inf
     for iteration in range(ROUNDS):
         index = np.flatnonzero(work)
         a = np.concatenate([-y[index, None] * rows[index], np.ones((len(index), 1))], axis=1)
-        for presolve in (False, True):  # the second when the first ends in numerical trouble
-            options = {
-                "primal_feasibility_tolerance": TOLERANCE,
-                "dual_feasibility_tolerance": TOLERANCE,
-                "presolve": presolve,
-                "maxiter": STEPS * sum(a.shape),
-            }
-            result = linprog(objective, a, shift[index], bounds=bounds, method="highs-ds", options=options)
-            if result.x is not None:
-                break
-        if result.x is None:
+        result = _by_highs(a, shift[index], box)
+        if result is None:
             return best
         x = np.clip(result.x[:-1], -box, box)
         margins = y * (rows @ x) + shift
@@ -84,6 +71,25 @@ def chebyshev(
         count = min(len(outside), d + 10)
         work[outside[np.argpartition(margins[outside], count - 1)[:count]]] = True
     return best
+
+
+def _by_highs(a: ndarray, b: ndarray, box: float) -> Any:
+    """``max eps  s.t.  a (x, eps) ≤ b, |x_j| ≤ box``; without presolve first, and None where both end in trouble."""
+    from scipy.optimize import linprog
+
+    d = a.shape[1] - 1
+    objective = np.append(np.zeros(d), -1.0)
+    bounds = [(-box, box)] * d + [(None, None)]
+    options = {
+        "primal_feasibility_tolerance": TOLERANCE,
+        "dual_feasibility_tolerance": TOLERANCE,
+        "maxiter": STEPS * sum(a.shape),
+    }
+    for presolve in (False, True):
+        result = linprog(objective, a, b, bounds=bounds, method="highs-ds", options={**options, "presolve": presolve})
+        if result.x is not None:
+            return result
+    return None
 
 
 def polish(
