@@ -128,7 +128,10 @@ def _(indices: Tensor, offsets: Tensor, num_labels: int) -> tuple[Tensor, Tensor
 def tensor_of(name: str, array: Any) -> Tensor:
     """An array, or what numpy makes one of, as a tensor of its own."""
     try:
+        table = hasattr(array, "to_numpy")
         array = np.asarray(array)
+        if table and array.dtype == object:  # of nullable types of pandas, or of several
+            array = np.array(array.tolist())
         if array.dtype.kind in "biuf":
             return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError):  # rows of different lengths, types that torch lacks
@@ -159,8 +162,9 @@ def dense_to_rows(name: str, dense: Any) -> tuple[Tensor, Tensor, int]:
         )
     if dense.ndim != 2:
         raise ValueError(f"{name} must have shape [B, n], got {tuple(dense.shape)}; wrap one set as [[…]]")
-    if dense.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got layout {dense.layout}; use LabelSets.from_csr")
+    if dense.layout is not torch.strided or dense.is_nested:
+        got, remedy = ("a nested tensor", "from_lists") if dense.is_nested else (f"layout {dense.layout}", "from_csr")
+        raise TypeError(f"{name} must be a dense tensor, got {got}; use LabelSets.{remedy}")
     refuse_meta(name, dense)
     if dense.is_complex():
         raise TypeError(f"{name} must be bool, integer or floating point, got {dense.dtype}; take its real part")

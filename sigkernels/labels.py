@@ -104,8 +104,11 @@ class LabelSets:
         return self
 
     def _set(self, indices: Tensor, offsets: Tensor, num_labels: int) -> None:
+        if not torch.compiler.is_compiling() and (indices.is_inference() or offsets.is_inference()):
+            with torch.inference_mode(False):  # sets outlive the mode: predictions may become the targets of a training
+                indices, offsets = indices.clone(), offsets.clone()
         self._indices, self._offsets, self._num_labels = indices, offsets, num_labels
-        self._versions = None if torch.compiler.is_compiling() else _versions(indices, offsets)
+        self._versions = None if torch.compiler.is_compiling() else (indices._version, offsets._version)
 
     @_read_only
     def indices(self) -> Tensor:
@@ -147,8 +150,8 @@ class LabelSets:
         """Looks at the values again where somebody has written to the tensors in place."""
         if torch.compiler.is_compiling():
             return
-        versions = _versions(self._indices, self._offsets)
-        if versions is not None and versions == self._versions:
+        versions = self._indices._version, self._offsets._version
+        if versions == self._versions:
             return
         if by_operator(self._indices, self._offsets):
             return
@@ -174,11 +177,13 @@ class LabelSets:
         Args:
             sets: LabelSets; a 0/1 tensor, array or data frame ``[B, n]``; a sparse torch tensor or ``scipy.sparse``
                 matrix ``[B, n]``; or an iterable with one collection of labels per row (lists, sets, arrays, a
-                pandas Series of lists).
+                pandas Series of lists, a nested tensor).
             num_labels: ``n``. All forms but lists of labels know it themselves; then it is compared.
             name: what errors call the argument.
         """
         num_labels = None if num_labels is None else check_num_labels(num_labels)
+        if isinstance(sets, Tensor) and sets.is_nested:
+            sets = sets.unbind()  # one tensor of labels for each row
         if isinstance(sets, LabelSets):
             forms.check_values(name, *sets.checked(), sets.num_labels)  # from_sorted did not look at them
             result = sets
@@ -411,10 +416,3 @@ class LabelSets:
 
 
 torch.serialization.add_safe_globals([LabelSets])  # torch.load(weights_only=True), the default, takes them
-
-
-def _versions(indices: Tensor, offsets: Tensor) -> tuple[int, int] | None:
-    """How often the tensors were written to; None where torch does not count it."""
-    if indices.is_inference() or offsets.is_inference():
-        return None
-    return indices._version, offsets._version

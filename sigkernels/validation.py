@@ -274,7 +274,7 @@ def check_targets(
     batch = leading.numel()
     if isinstance(targets, np.ndarray) and targets.dtype != object:  # an array of objects holds lists
         targets = labels.forms.tensor_of("targets", targets).to(device)
-    if isinstance(targets, Tensor) and targets.layout == torch.strided:
+    if isinstance(targets, Tensor) and targets.layout == torch.strided and not targets.is_nested:
         return _dense(targets, leading, num_labels, device)
     if isinstance(targets, labels.LabelSets) and targets.num_labels == num_labels:  # the usual case first
         sets = targets

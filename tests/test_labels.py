@@ -242,6 +242,51 @@ def test_sets_of_inference_mode():
             sets.to_lists()
 
 
+@pytest.mark.parametrize("loss", (sk.BCE(), sk.LMLNLL(3), sk.SigmoidF1()))
+def test_predictions_of_inference_mode_become_targets(loss):
+    """Pseudo-labels: autograd saves no tensor that was made in inference mode."""
+    torch.manual_seed(0)
+    head, h = sk.LinearHead(4, 12), torch.randn(3, 4)
+    with torch.inference_mode():
+        sets = head.predict(h)
+        parts = LabelSets.cat([sets[:1], LabelSets.of(sets.to_lists()[1:], 12)])
+    for targets in (sets, parts):
+        head.zero_grad()
+        head(h, targets, loss).backward()
+        assert targets == LabelSets.of((head(h) > 0).int())
+        assert head.weight.grad.abs().sum() > 0
+    head(h, [[1]] * 3, unknown=sets).backward()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", (torch.strided, torch.jagged))
+def test_nested_tensors_are_rows_of_labels(layout):
+    nested = torch.nested.nested_tensor([torch.tensor([5, 1]), torch.tensor([7])], layout=layout)
+    sets = LabelSets.from_lists([[1, 5], [7]], 12)
+    assert LabelSets.of(nested, 12) == LabelSets.from_lists(nested, 12) == sets
+    head, h = sk.LinearHead(4, 12), torch.randn(2, 4)
+    assert head(h, nested) == head(h, sets)
+    assert head(h, [[1], [2]], unknown=nested) == head(h, [[1], [2]], unknown=sets)
+    with pytest.raises(TypeError, match="do not say how many labels"):
+        LabelSets.of(nested)
+    with pytest.raises(TypeError, match="a nested tensor; use LabelSets.from_lists"):
+        LabelSets.from_dense(nested)
+
+
+def test_data_frames_of_nullable_and_mixed_types():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 0, 0], "b": [0, 0, 1], "c": [1, 0, 0]})
+    expected = [[0, 2], [], [1]]
+    for dtype in ("Int64", "boolean", "Float32", pandas.SparseDtype(float, 0)):
+        assert LabelSets.of(frame.astype(dtype)).to_lists() == expected
+    assert LabelSets.of(frame.astype({"a": "boolean", "b": "Int8"})).to_lists() == expected
+    head, h = sk.LinearHead(4, 3), torch.randn(3, 4)
+    assert head(h, frame.astype("Int64")) == head(h, expected)
+    for wrong in (frame.astype("Int64").where(frame > 0), frame.astype(str)):  # pandas.NA; texts
+        with pytest.raises(TypeError, match="label_sets must be an array of booleans"):
+            LabelSets.of(wrong)
+
+
 def test_building_sets_inside_a_compiled_function():
     torch.manual_seed(0)
     head, h = sk.LinearHead(4, 9), torch.randn(2, 4)
