@@ -269,7 +269,7 @@ def test_nested_tensors_are_rows_of_labels(layout):
     assert head(h, [[1], [2]], unknown=nested) == head(h, [[1], [2]], unknown=sets)
     with pytest.raises(TypeError, match="do not say how many labels"):
         LabelSets.of(nested)
-    with pytest.raises(TypeError, match="a nested tensor; use LabelSets.from_lists"):
+    with pytest.raises(TypeError, match="a nested tensor; use LabelSets"):
         LabelSets.from_dense(nested)
 
 
