@@ -93,7 +93,7 @@ struct PanelLoss {
         SK_EACH(i, N) q[i % 2] = (q[i % 2] + e[i]) + q[i % 2] * e[i];
         SK_EACH(i, N) {
             const V x = load<V>(at + i * L);
-            linear[i % 2] += x > zero ? x : zero;
+            linear[i % 2] += greater(zero, x);
             if (Grad) store(at + i * L, (x < zero ? e[i] : one) / (e[i] + one));
         }
     }
@@ -102,7 +102,7 @@ struct PanelLoss {
     // the product of their (1 + e), carried as q = product - 1 so that small e are not lost.
     template <bool Grad>
     void bce_negatives() const {
-        constexpr int kRun = 2 * 48 / kVectors;  // labels; 48 factors to a product: 2^48 is far from overflow
+        constexpr int kRun = 2 * 80 / kVectors;  // labels; 80 factors to a product: 2^80 is far from overflow
         // Labels of so many vectors at a time as keep the processor busy and the constants in registers.
         constexpr int kMost = SK_REGISTERS >= 32 ? 4 : 2, kAtOnce = kMost / kVectors;
         const V zero{};

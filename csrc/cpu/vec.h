@@ -24,6 +24,7 @@ struct Format<float> {
     static constexpr int kMantissa = 23, kBias = 127;
     static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
     static constexpr float kExpMin = -87.33654f;  // exp(kExpMin) is about the least normal number
+    static constexpr float kExpZero = -88.029694f;  // -127 ln 2
     static constexpr float kLn2Hi = 0.693359375f, kLn2Lo = -2.12194440e-4f;
 };
 
@@ -64,6 +65,21 @@ SK_INLINE V broadcast(S a) {
 // f(i) for i = 0 ... N-1, written out
 #define SK_EACH(i, N) _Pragma("GCC unroll 32") for (int i = 0; i < N; ++i)
 
+// The greater of a and b, or b where one of them is NaN: one instruction, but not every compiler sees that.
+template <class V>
+SK_INLINE V greater(V a, V b) {
+    return a > b ? a : b;
+}
+#if SK_VEC_BYTES == 64 && defined(__AVX512F__)
+SK_INLINE Simd<float>::V greater(Simd<float>::V a, Simd<float>::V b) {
+    return (Simd<float>::V)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+}
+#elif SK_VEC_BYTES == 32 && defined(__AVX2__)
+SK_INLINE Simd<float>::V greater(Simd<float>::V a, Simd<float>::V b) {
+    return (Simd<float>::V)_mm256_max_ps((__m256)a, (__m256)b);
+}
+#endif
+
 // table[index modulo lanes] in every lane, where that is one instruction: a table of as many floats as a vector has.
 #if SK_VEC_BYTES == 64 && defined(__AVX512F__)
 #define SK_LOOKUP 1
@@ -92,7 +108,7 @@ struct VecMath : Simd<C> {
         return (V)((I)a & mask);
     }
 
-    // exp(x) for x <= 0, relative error about 1 ulp; 0 below kExpMin; NaN stays NaN
+    // exp(x) for x <= 0, relative error about 1 ulp; below kExpMin 0 or anything less than exp(kExpMin); NaN stays NaN
     static SK_INLINE V exp_neg(V x) {
         V one[1] = {x};
         exp_neg(one);
@@ -103,18 +119,14 @@ struct VecMath : Simd<C> {
     // other, and the processor does not look far enough ahead to find the next chain by itself.
     template <int N>
     static SK_INLINE void exp_neg(V (&x)[N]) {
+#if defined(SK_LOOKUP)
+        if constexpr (sizeof(C) == 4) return exp_by_table(x);
+#endif
         const V low = splat(F::kExpMin);
         I below[N];
         SK_EACH(i, N) below[i] = x[i] < low;
-#if defined(SK_LOOKUP)
-        if constexpr (sizeof(C) == 4)
-            exp_by_table(x);
-        else
-#endif
-        {
-            SK_EACH(i, N) x[i] = below[i] ? low : x[i];
-            exp_by_polynomial(x);
-        }
+        SK_EACH(i, N) x[i] = below[i] ? low : x[i];
+        exp_by_polynomial(x);
         SK_EACH(i, N) x[i] = below[i] ? V{} : x[i];
     }
 
@@ -158,19 +170,10 @@ struct VecMath : Simd<C> {
             SK_EACH(i, N) p[i] = p[i] * x[i] + c[term + 2];
     }
 
-    // x = (whole + steps / Steps) ln 2 + r with |r| <= ln(2) / (2 Steps): x becomes r, and `shifted` a number whose lowest
-    // bits as an integer are Steps * whole + steps.
-    template <int Steps, int N>
-    static SK_INLINE void reduce(V (&x)[N], V (&shifted)[N]) {
-        V p[N];
-        SK_EACH(i, N) shifted[i] = x[i] * static_cast<C>(1.4426950408889634074 * Steps) + F::kRound;
-        SK_EACH(i, N) p[i] = shifted[i] - F::kRound;
-        SK_EACH(i, N) x[i] = x[i] - p[i] * (F::kLn2Hi / Steps);
-        SK_EACH(i, N) x[i] = x[i] - p[i] * (F::kLn2Lo / Steps);
-    }
-
 #if defined(SK_LOOKUP)
     // 2^(steps / L) from a table leaves so small an r that a cubic is right to 3e-8: half of what the polynomial costs.
+    // ln 2 in one number is right to 3e-9, a tenth of what x itself may be off by.  At kExpZero the exponent that `shifted`
+    // makes and the table's entry cancel: exactly 0.
     template <int N>
     static SK_INLINE void exp_by_table(V (&x)[N]) {
         constexpr int L = Simd<C>::kLanes, shift = L == 16 ? 19 : 20;
@@ -182,7 +185,10 @@ struct VecMath : Simd<C> {
         I entries;
         SK_EACH(i, L) entries[i] = sixteenths[i * 16 / L];
         V shifted[N], p[N], power[N];
-        reduce<L>(x, shifted);
+        SK_EACH(i, N) x[i] = greater(splat(F::kExpZero), x[i]);
+        SK_EACH(i, N) shifted[i] = x[i] * static_cast<C>(1.4426950408889634074 * L) + F::kRound;
+        SK_EACH(i, N) p[i] = shifted[i] - F::kRound;
+        SK_EACH(i, N) x[i] = x[i] - p[i] * static_cast<C>(0.69314718055994530942 / L);
         SK_EACH(i, N) p[i] = x[i] * cube + square;
         SK_EACH(i, N) p[i] = p[i] * (x[i] * x[i]) + x[i];
         SK_EACH(i, N) power[i] = (V)((I)lookup((V)entries, (I)shifted[i]) + ((I)shifted[i] << shift));
@@ -192,8 +198,12 @@ struct VecMath : Simd<C> {
 
     template <int N>
     static SK_INLINE void exp_by_polynomial(V (&x)[N]) {
+        // x = whole ln 2 + r with |r| <= ln(2) / 2: x becomes r, and the lowest bits of `shifted` as an integer are `whole`.
         V shifted[N], p[N];
-        reduce<1>(x, shifted);
+        SK_EACH(i, N) shifted[i] = x[i] * static_cast<C>(1.4426950408889634074) + F::kRound;
+        SK_EACH(i, N) p[i] = shifted[i] - F::kRound;
+        SK_EACH(i, N) x[i] = x[i] - p[i] * F::kLn2Hi;
+        SK_EACH(i, N) x[i] = x[i] - p[i] * F::kLn2Lo;
         exp_poly(x, p);
         // The whole number sits in the low bits of `shifted`: move it into the exponent of a power of two.
         SK_EACH(i, N) x[i] = p[i] * (V)(((I)shifted[i] + F::kBias) << F::kMantissa);
