@@ -193,9 +193,10 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
         .def(py::init(&shape_of), py::kw_only(), arg("dtype"), arg("threads"), arg("shares"), arg("tile"), arg("chunk"),
              arg("rows"), arg("labels"), arg("slack"), arg("label_start"), arg("k"), arg("codes"), arg("code_bits"))
         .def_property_readonly("nbytes", &Shape::bytes, "Of the arrays that it holds.")
-        .def("tile_starts", &Shape::tile_starts, "Where tiles begin, counted from label_start: as many of every share, the last ones empty.")
-        .def("set_plan", &Shape::set_plan, py::kw_only(), arg("rank"), arg("even_rank"), arg("u"), arg("v_even"),
-             arg("v_odd"), arg("cos"), arg("sin"));
+        .def_property_readonly("tiles_of_span", &Shape::tiles_of_span)
+        .def("span_starts", &Shape::span_starts, "Where spans of tiles begin, counted from label_start: as many of every share, the last ones empty.")
+        .def("set_plan", &Shape::set_plan, py::kw_only(), arg("rank"), arg("even_rank"), arg("low_even"), arg("low_odd"),
+             arg("u"), arg("v_even"), arg("v_odd"), arg("even"), arg("odd"), arg("cos"), arg("sin"));
 
     py::class_<Call>(m, "Call", "A shape with the input and the layer, which it holds.")
         .def(py::init(&call_of), arg("shape"), arg("x"), arg("weight"), arg("bias"))

@@ -48,24 +48,28 @@ const void* Shape::keep(const char* name, const py::buffer& array, int64_t items
     return info.ptr;
 }
 
-void Shape::set_plan(int rank, int even_rank, const py::buffer& u, const py::buffer& v_even, const py::buffer& v_odd,
-                     const py::buffer& cos, const py::buffer& sin) {
-    if (job_.k < 0 || even_rank < 0 || even_rank > rank) refuse("a plan is for a layer with a DFT part");
-    const int64_t real = job_.dtype == Dtype::f64 ? 8 : 4, k = job_.k, tiles = job_.shares * most_tiles(job_);
-    job_.rank = rank, job_.even_rank = even_rank;
-    job_.v_even = keep("v_even", v_even, real, even_rank * (k + 1));
-    job_.v_odd = keep("v_odd", v_odd, real, (rank - even_rank) * k);
-    job_.cos = keep("cos", cos, real, tiles * k);
-    job_.sin = keep("sin", sin, real, tiles * k);
+void Shape::set_plan(int rank, int even_rank, int low_even, int low_odd, const py::buffer& u, const py::buffer& v_even,
+                     const py::buffer& v_odd, const py::buffer& even, const py::buffer& odd, const py::buffer& cos,
+                     const py::buffer& sin) {
+    if (job_.k < 0 || even_rank < 0 || even_rank > rank || low_even < 0 || low_odd < 0 || (low_odd && !low_even))
+        refuse("a plan is for a layer with a DFT part");
+    const int64_t real = job_.dtype == Dtype::f64 ? 8 : 4, k = job_.k, spans = job_.shares * most_spans(job_);
+    job_.rank = rank, job_.even_rank = even_rank, job_.low_even = low_even, job_.low_odd = low_odd;
+    job_.v_even = keep("v_even", v_even, real, low_even * (k + 1));
+    job_.v_odd = keep("v_odd", v_odd, real, low_odd * k);
+    job_.even = keep("even", even, real, even_takers(job_) * low_even_rows(job_));
+    job_.odd = keep("odd", odd, real, odd_takers(job_) * low_odd_rows(job_));
+    job_.cos = keep("cos", cos, real, spans * k);
+    job_.sin = keep("sin", sin, real, spans * k);
     job_.u = keep("u", u, real, int64_t{job_.tile} * rank);
 }
 
-std::vector<int64_t> Shape::tile_starts() const {
+std::vector<int64_t> Shape::span_starts() const {
     std::vector<int64_t> starts;
     for (int i = 0; i < job_.shares; ++i) {
         const Share share = share_of(job_, i);
-        int64_t label = share.lo;
-        for (int64_t tile = most_tiles(job_); tile > 0; --tile, label = share.tile_end(label)) starts.push_back(label);
+        for (int64_t span = 0; span < most_spans(job_); ++span)
+            starts.push_back(share.lo - share.skipped(share.lo) + span * tiles_of_span() * job_.tile);
     }
     return starts;
 }

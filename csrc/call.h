@@ -18,11 +18,13 @@ class Shape {
     // `sizes`: a job with its sizes alone.
     Shape(const Job& sizes, int64_t chunk, const pybind11::object& code_bits);
 
-    void set_plan(int rank, int even_rank, const pybind11::buffer& u, const pybind11::buffer& v_even,
-                  const pybind11::buffer& v_odd, const pybind11::buffer& cos, const pybind11::buffer& sin);
+    void set_plan(int rank, int even_rank, int low_even, int low_odd, const pybind11::buffer& u,
+                  const pybind11::buffer& v_even, const pybind11::buffer& v_odd, const pybind11::buffer& even,
+                  const pybind11::buffer& odd, const pybind11::buffer& cos, const pybind11::buffer& sin);
 
-    // Where tiles begin, counted from label_start: as many of every share, the last ones empty.
-    std::vector<int64_t> tile_starts() const;
+    // Where spans of tiles begin, counted from label_start: as many of every share, the last ones empty.
+    std::vector<int64_t> span_starts() const;
+    int64_t tiles_of_span() const { return sk::tiles_of_span(job_); }
     const Job& job() const { return job_; }
     int64_t chunk() const { return chunk_; }
     int64_t bytes() const { return bytes_; }  // of the arrays

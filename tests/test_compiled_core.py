@@ -49,7 +49,10 @@ MALFORMED = {
     "a matrix of biases": lambda x, w, b: core.Call(shape(), x, w, b[:, None]),
     "bytes": lambda x, w, b: core.Call(shape(dtype=4), x.byte(), w.byte(), None),
     "no plan": lambda x, w, b: core.Call(shape(k=2, slack=S - 5), x, w[:, 5:], b),
-    "a short plan": lambda x, w, b: shape(k=2).set_plan(rank=3, even_rank=2, **dict.fromkeys(("u", "v_even", "v_odd", "cos", "sin"), b"")),
+    "a short plan": lambda x, w, b: shape(k=2).set_plan(
+        **{"rank": 3, "even_rank": 2, "low_even": 0, "low_odd": 0},
+        **dict.fromkeys(("u", "v_even", "v_odd", "even", "odd", "cos", "sin"), b""),
+    ),
     "short codes": lambda x, w, b: shape(codes=16, tile=64, code_bits=b"\0"),
     "a short unknown": lambda x, w, b: call(x, w, b).set_sparse_targets(*SETS.unchecked(), N, torch.zeros(2, dtype=torch.bool)),
     "short offsets": lambda x, w, b: call(x, w, b).set_sparse_targets(SETS.indices, SETS.offsets[1:], N, None),

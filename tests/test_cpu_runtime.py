@@ -266,6 +266,6 @@ def test_kept_shapes_are_bounded(monkeypatch):
 
 
 def test_a_plan_for_a_million_labels_is_small():
-    prepared = cpu._plan(LayerMeta(1_000_000, 80), 192, tuple(range(0, 1_000_000, 192)), torch.float32)
-    assert prepared.nbytes < 8 * 2**20
-    assert prepared.rank < 20
+    prepared = cpu._plan(LayerMeta(1_000_000, 80), 192, 8, tuple(range(0, 1_000_000, 8 * 192)), torch.float32)
+    assert prepared.nbytes < 2**20
+    assert prepared.sizes["rank"] < 20

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import sigkernels as sk
 from sigkernels import dft_plan as plans
+from sigkernels import dft_spans as spans
 from sigkernels.dft import dft_rows
 
 sizes = st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, (n - 1) // 2)))
@@ -79,6 +80,49 @@ def test_rotation_identity(size, tile, start):
     rotated[2::2] = cos[0] * x[2::2] - sin[0] * x[1::2]
     want = dft_rows(n, k, start + np.arange(tile)) @ x
     np.testing.assert_allclose(made.u @ (made.v @ rotated), want, atol=1e-13)
+
+
+def coefficients_of(span, x, start):
+    """What U multiplies in each tile of a span, as the compiled core works it out."""
+    cos, sin = (table[0] for table in span.rotations(np.array([start])))
+    even, odd = np.r_[x[0], cos * x[1::2] + sin * x[2::2]], cos * x[2::2] - sin * x[1::2]
+    if len(span.v_even):
+        even, odd = span.v_even @ even, span.v_odd @ odd
+    even, odd = span.even @ even, span.odd @ odd
+    rank, even_rank, pairs = span.shared.rank, span.shared.even_rank, span.tiles // 2
+    coefficients = np.empty((span.tiles, rank))
+    sign = np.where(np.arange(rank) < even_rank, 1, -1)
+    for pair in range(pairs):
+        rows, later = slice(pair * rank, (pair + 1) * rank), span.tiles - pairs + pair
+        coefficients[later] = even[rows] + odd[rows]
+        coefficients[span.tiles - 1 - later] = sign * (even[rows] - odd[rows])
+    if span.tiles % 2:
+        coefficients[pairs] = np.r_[even[pairs * rank :], odd[pairs * rank :]]
+    return coefficients
+
+
+@given(sizes, st.integers(1, 40), st.integers(1, 9), st.integers(-100, 100))
+def test_spans_of_tiles(size, tile, tiles, start):
+    n, k = size
+    x = np.random.default_rng(0).standard_normal(2 * k + 1)
+    span = spans.span_plan(n, k, tile, tiles, 1e-16)
+    logits = coefficients_of(span, x, start) @ span.shared.u.T
+    want = dft_rows(n, k, start + np.arange(tiles * tile)) @ x
+    np.testing.assert_allclose(logits.ravel(), want, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "tiles"), [(8921, 80, 5), (20_000, 50, 6), (1_000_000, 50, 8), (300, 80, 1), (900, 0, 3)]
+)
+def test_spans_depend_on_few_numbers(n, k, tiles):
+    span = spans.span_plan(n, k, 240, tiles, 2e-8)
+    every = span.even.shape[0] * (k + 1) + span.odd.shape[0] * k
+    few = sum(a.size for a in (span.v_even, span.v_odd, span.even, span.odd))
+    assert few < 0.8 * every if n > 1000 else not len(span.v_even)
+    x = np.random.default_rng(0).standard_normal(2 * k + 1)
+    logits = coefficients_of(span, x, 77) @ span.shared.u.T
+    want = dft_rows(n, k, 77 + np.arange(tiles * 240)) @ x
+    assert abs(logits.ravel() - want).max() <= 1e-6 * abs(want).max()
 
 
 @pytest.mark.parametrize(("n", "k", "rank"), [(8921, 80, 14), (20_000, 50, 10), (1_000_000, 80, 6)])

@@ -55,17 +55,20 @@ struct Job {
     int k = -1;                // -1: no DFT part
     int codes = 0;             // c: code columns; with them `tile` is 64, 128 or 256
     const uint8_t* code_bits = nullptr;  // [blocks, c / 8] from the block of label_start on: Q_a, lowest bit first
-    int rank = 0, even_rank = 0;
+    int rank = 0, even_rank = 0;    // columns of U; those that are even around the centre of a tile
+    int low_even = 0, low_odd = 0;  // rows of V for a span of tiles; 0: it has none
     const void* x = nullptr;       // [R, dft + c + s], rows x_stride apart
     int64_t x_stride = 0;
     const void* weight = nullptr;  // [m, s], rows weight_stride apart
     int64_t weight_stride = 0;
     const void* bias = nullptr;    // C [m]
     const void* u = nullptr;       // C [T, rank]
-    const void* v_even = nullptr;  // C [even_rank, k + 1]
-    const void* v_odd = nullptr;   // C [rank - even_rank, k]
-    const void* cos = nullptr;     // C [shares * most_tiles, k], the rotation of each tile
-    const void* sin = nullptr;     // C [shares * most_tiles, k]
+    const void* v_even = nullptr;  // C [low_even, k + 1]
+    const void* v_odd = nullptr;   // C [low_odd, k]
+    const void* even = nullptr;    // C [even_takers, low_even_rows], what tiles take of a span
+    const void* odd = nullptr;     // C [odd_takers, low_odd_rows]
+    const void* cos = nullptr;     // C [shares * most_spans, k], the rotation of each span
+    const void* sin = nullptr;     // C [shares * most_spans, k]
 
     // loss
     LossParams loss;
@@ -122,17 +125,19 @@ inline bool whole_columns(const Job& job) {
     return job.consumer == Consumer::loss && job.loss.kind == LossKind::confusion;
 }
 
-// A share: the labels [lo, hi) and the index of its first tile in the rotation tables, which have room for most_tiles of
-// every share.  Tiles begin at `origin` and every `tile` labels from there; lo may lie inside the first of them.
+// A share: the labels [lo, hi) and the index of its first span of tiles in the rotation tables, which have room for
+// most_spans of every share.  Tiles begin at `origin` and every `tile` labels from there; lo may lie inside the first of
+// them.
 //
 // How the labels are cut depends on the sizes of a call alone.  Whoever is free takes the next share; it has its own rows
 // of grad_weight and its own sums, which are added up as a binary tree over the shares, whose number is a power of two.  So
 // the bits of a result depend neither on the number of threads nor on who did what.
 struct Share {
-    int64_t lo, hi, first_tile, origin, tile;
+    int64_t lo, hi, first_span, origin, tile;
 
+    int64_t skipped(int64_t at) const { return (at - origin) % tile; }  // labels of its tile before `at`
     int64_t tile_end(int64_t at) const {
-        const int64_t end = at + tile - (at - origin) % tile;
+        const int64_t end = at + tile - skipped(at);
         return end < hi ? end : hi;
     }
 };
@@ -152,13 +157,30 @@ inline int64_t most_tiles(const Job& job) {
     return (most + job.tile - 1) / job.tile;
 }
 
+// With a DFT part the tiles of a share are walked in spans (dft_tile.h), all of as many tiles; the last one may have fewer.
+constexpr int64_t kMostOfSpan = 8;
+
+inline int64_t most_spans(const Job& job) { return (most_tiles(job) + kMostOfSpan - 1) / kMostOfSpan; }
+inline int64_t tiles_of_span(const Job& job) { return most_tiles(job) ? (most_tiles(job) + most_spans(job) - 1) / most_spans(job) : 1; }
+
+// Rows of what all tiles of a span depend on, and of what they take of it: each pair of tiles that mirror each other a row
+// for each column of U, the tile in the middle its own.
+inline int64_t low_even_rows(const Job& job) { return job.low_even ? job.low_even : job.k + 1; }
+inline int64_t low_odd_rows(const Job& job) { return job.low_even ? job.low_odd : job.k; }
+inline int64_t even_takers(const Job& job) {
+    return tiles_of_span(job) / 2 * job.rank + tiles_of_span(job) % 2 * job.even_rank;
+}
+inline int64_t odd_takers(const Job& job) {
+    return tiles_of_span(job) / 2 * job.rank + tiles_of_span(job) % 2 * (job.rank - job.even_rank);
+}
+
 inline Share share_of(const Job& job, int64_t index) {
     const int64_t unit = share_unit(job), units = share_units(job), skipped = job.codes ? job.label_start % job.tile : 0;
     const auto start = [&](int64_t i) {
         const int64_t at = i >= job.shares ? job.labels : units * i / job.shares * unit - skipped;
         return at < 0 ? 0 : at < job.labels ? at : job.labels;
     };
-    return {start(index), start(index + 1), index * most_tiles(job), job.codes ? -skipped : start(index), job.tile};
+    return {start(index), start(index + 1), index * most_spans(job), job.codes ? -skipped : start(index), job.tile};
 }
 
 // The shares whose sums hold everything when all others are merged: what is left to Phase::reduce.

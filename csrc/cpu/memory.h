@@ -61,7 +61,11 @@ struct Local {
     C* z;            // [P][T][PW]   logits, then their gradient; panels are panel_stride apart
     C* turned_even;  // [k+1][PW]    rotated coefficients
     C* turned_odd;   // [k][PW]
-    C* coef;         // [rank][PW]   what U multiplies
+    C* low_even;     // [low_even_rows][PW]  what all tiles of a span depend on; turned_even where that is all
+    C* low_odd;      // [low_odd_rows][PW]
+    C* taken_even;   // [even_takers][PW]    what they take of it
+    C* taken_odd;    // [odd_takers][PW]
+    C* coef;         // [P][tiles_of_span][rank][PW]  what U multiplies, and then its gradient
     C* code_work;    // [T][PW]      a transform
     typename Format<C>::Int* code_signs;  // [c] for every transform of the tile
     int64_t* cursor; // [R]          next positive label of each row
@@ -85,7 +89,12 @@ struct Local {
         z = bump.take<C>(layout.kept_panels() * layout.panel_stride);
         turned_even = bump.take<C>(layout.even * PW);
         turned_odd = bump.take<C>(layout.odd * PW);
-        coef = bump.take<C>(job.rank * PW);
+        const bool dft = job.k >= 0;
+        low_even = job.low_even ? bump.take<C>(job.low_even * PW) : turned_even;
+        low_odd = job.low_even ? bump.take<C>(job.low_odd * PW) : turned_odd;
+        taken_even = bump.take<C>(dft ? even_takers(job) * PW : 0);
+        taken_odd = bump.take<C>(dft ? odd_takers(job) * PW : 0);
+        coef = bump.take<C>(dft ? panels * tiles_of_span(job) * job.rank * PW : 0);
         code_work = bump.take<C>(layout.codes ? tile * PW : 0);
         code_signs = bump.take<typename Format<C>::Int>(layout.code_signs());
         cursor = bump.take<int64_t>(job.indices ? layout.rows : 0);

@@ -1,9 +1,9 @@
 // The pass over label tiles.  For each tile and panel of rows:
 //
-//     rotate   turned = Rot(tile) x_dft                 coef = V turned           [rank][PW]
-//     logits   z = U coef + C_tile x_c + W_tile x_s + bias   [T][PW]; the codes C by a fast transform (code_tile.h)
+//     logits   z = U coef + C_tile x_c + W_tile x_s + bias   [T][PW]; the coefficients of the DFT part come from a span of
+//              tiles (dft_tile.h), the codes C from a fast transform (code_tile.h)
 //     consume  the loss turns z into g = df/dz; other consumers read z
-//     back     grad x_s += W_tile^T g;  grad x_c += C_tile^T g;  grad coef = U^T g, through V^T and Rot^T to grad x_dft
+//     back     grad x_s += W_tile^T g;  grad x_c += C_tile^T g;  grad coef = U^T g, which the span takes on to grad x_dft
 //
 // and, once all panels of the tile are done, grad W_tile = g^T (x_s * row_scale).
 #pragma once
@@ -11,6 +11,7 @@
 #include "cpu/code_tile.h"
 #include "cpu/confusion_tile.h"
 #include "cpu/consumers.h"
+#include "cpu/dft_tile.h"
 #include "cpu/grad_weight.h"
 #include "cpu/loss_panel.h"
 #include "cpu/pack.h"
@@ -37,8 +38,7 @@ struct Tiles {
     // of the current tile
     const Factor<C>* weight = nullptr;
     int64_t weight_stride = 0;
-    const C* cos = nullptr;
-    const C* sin = nullptr;
+    DftTile<C> dft{job, layout, shared, local, sums};
     CodeTile<C> codes{job, layout, shared, local, sums};
     GradWeight<C> grad_weight{job, layout, shared, local};
 
@@ -49,16 +49,18 @@ struct Tiles {
     void run() {
         const Share labels = share_of(job, share);
         begin(labels);
-        int64_t tile = labels.first_tile;
+        int64_t tile = 0;
         for (int64_t at = labels.lo, end; at < labels.hi; at = end, ++tile) {
             end = labels.tile_end(at);
             first_tile = at == labels.lo;
             const int64_t count = end - at;
-            enter(at, count, tile);
+            if (job.k >= 0) dft.enter(labels, tile, labels.skipped(at));
+            enter(at, count);
             if (layout.columns)
                 whole_tile(at, count);
             else
                 for (int64_t panel = 0; panel < panels; ++panel) one_panel(at, count, panel);
+            if (job.k >= 0) dft.leave(end == labels.hi);
             if (job.needs_weight && job.slack) grad_weight.run(at, count);
             if (job.needs_bias) grad_bias(at, count);
         }
@@ -129,11 +131,7 @@ struct Tiles {
             }
     }
 
-    void enter(int64_t at, int64_t count, int64_t tile) {
-        if (job.k >= 0) {
-            cos = static_cast<const C*>(job.cos) + tile * job.k;
-            sin = static_cast<const C*>(job.sin) + tile * job.k;
-        }
+    void enter(int64_t at, int64_t count) {
         if (layout.codes) codes.enter(at, count);
         if (!layout.slack) return;
         if (kDot2 && job.needs_x) pair_labels(as_bf16(at), count);
@@ -180,42 +178,6 @@ struct Tiles {
         }
     }
 
-    // out [rows][PW] = a [rows, depth] b [depth][PW]
-    SK_INLINE void multiply(const C* a, int64_t a_row, int64_t a_col, int64_t rows, const C* b, int64_t depth, C* out) {
-        for_row_blocks<kPanelHeight>(rows, [&](int64_t i, auto r) __attribute__((always_inline)) {
-            Block<C, decltype(r)::value, kVectors> block;
-            block.zero();
-            block.add(a + i * a_row, a_row, a_col, b, PW, depth);
-            block.write(out + i * PW, PW);
-        });
-    }
-
-    // out [rows][PW] = U^T g for columns of U that are even, or odd, around the centre of the tile
-    template <bool Odd>
-    SK_INLINE void multiply_folded(const C* u, int64_t rows, const C* g, int64_t count, C* out) {
-        for_row_blocks<kPanelHeight>(rows, [&](int64_t i, auto r) __attribute__((always_inline)) {
-            Block<C, decltype(r)::value, kVectors> block;
-            block.zero();
-            block.template add_folded<Odd>(u + i, job.rank, g, g + (count - 1) * PW, PW, count / 2);
-            block.write(out + i * PW, PW);
-        });
-    }
-
-    // Labels on both sides of the centre of a tile share the products with U: only a whole tile has both.
-    bool folds(int64_t count) const { return job.rank && count == job.tile && count % 2 == 0; }
-
-    void rotate(int64_t panel) {
-        const C* even = shared.even + panel * layout.even * PW;
-        const C* odd = shared.odd + panel * layout.odd * PW;
-        for (int v = 0; v < PW; v += L) store(local.turned_even + v, load<V>(even + v));
-        for (int64_t j = 0; j < job.k; ++j)
-            for (int v = 0; v < PW; v += L) {
-                const V e = load<V>(even + (j + 1) * PW + v), o = load<V>(odd + j * PW + v);
-                store(local.turned_even + (j + 1) * PW + v, cos[j] * e + sin[j] * o);
-                store(local.turned_odd + j * PW + v, cos[j] * o - sin[j] * e);
-            }
-    }
-
     // f(columns done, columns to do) for `depth` columns of `rows` labels.  With `fetch` the same part of the next tile
     // comes nearer, one line of each label at a time: many at once would fill the buffers of the cache, and the block would
     // wait.
@@ -239,15 +201,7 @@ struct Tiles {
     }
 
     void forward(C* z, int64_t at, int64_t count, int64_t panel) {
-        if (job.k >= 0) {
-            rotate(panel);
-            const C* v_even = static_cast<const C*>(job.v_even);
-            const C* v_odd = static_cast<const C*>(job.v_odd);
-            multiply(v_even, job.k + 1, 1, job.even_rank, local.turned_even, job.k + 1, local.coef);
-            multiply(v_odd, job.k, 1, job.rank - job.even_rank, local.turned_odd, job.k,
-                     local.coef + job.even_rank * PW);
-        }
-        const C* u = static_cast<const C*>(job.u);
+        const C *u = dft.u, *coef = dft.coef(panel);
         const C* bias = job.bias ? static_cast<const C*>(job.bias) + at : nullptr;
         const C* start = layout.codes ? codes.forward(z, panel) : nullptr;
         const auto* xs = shared.slack + panel * layout.slack_terms * PW;
@@ -259,7 +213,7 @@ struct Tiles {
             const int64_t high = count - Half - t;  // the first of the labels that mirror t ... t + Half - 1
             Block<C, 2 * Half, kVectors> block;
             block.zero();
-            block.add_halves(u + t * job.rank, job.rank, job.even_rank, job.rank - job.even_rank, local.coef, PW);
+            block.add_halves(u + t * job.rank, job.rank, job.even_rank, job.rank - job.even_rank, coef, PW);
             block.unfold();
             SK_EACH(i, 2 * Half) {
                 const int64_t label = i < Half ? t + i : count - 1 - t - (i - Half);
@@ -287,11 +241,11 @@ struct Tiles {
             else
                 block.zero();
             if (start && bias) block.add_rows(bias + t);
-            block.add(u + t * job.rank, job.rank, 1, local.coef, PW, job.rank);
+            block.add(u + t * job.rank, job.rank, 1, coef, PW, job.rank);
             add_weight(block, r, t, 0, xs, depth, fetch);
             block.write(z + t * PW, PW);
         };
-        if (folds(count))
+        if (dft.folds(count))
             for_row_blocks<kPanelHeight / 2>(count / 2, mirrored);
         else
             for_row_blocks<kPanelHeight>(count, plain);
@@ -319,28 +273,7 @@ struct Tiles {
             block.add_to(gslack + j * PW, PW);
         });
         if (layout.codes) codes.back(g, count, panel);
-        if (job.k < 0) return;
-        const C* u = static_cast<const C*>(job.u);
-        if (folds(count)) {
-            multiply_folded<false>(u, job.even_rank, g, count, local.coef);
-            multiply_folded<true>(u + job.even_rank, job.rank - job.even_rank, g, count, local.coef + job.even_rank * PW);
-        } else {
-            multiply(u, 1, job.rank, job.rank, g, count, local.coef);
-        }
-        multiply(static_cast<const C*>(job.v_even), 1, job.k + 1, job.k + 1, local.coef, job.even_rank,
-                 local.turned_even);
-        multiply(static_cast<const C*>(job.v_odd), 1, job.k, job.k, local.coef + job.even_rank * PW,
-                 job.rank - job.even_rank, local.turned_odd);
-        C* geven = sums.even + panel * layout.even * PW;
-        C* godd = sums.odd + panel * layout.odd * PW;
-        const auto add = [&](C* to, V more) { store(to, first_tile ? more : load<V>(to) + more); };
-        for (int v = 0; v < PW; v += L) add(geven + v, load<V>(local.turned_even + v));
-        for (int64_t j = 0; j < job.k; ++j)
-            for (int v = 0; v < PW; v += L) {
-                const V e = load<V>(local.turned_even + (j + 1) * PW + v), o = load<V>(local.turned_odd + j * PW + v);
-                add(geven + (j + 1) * PW + v, cos[j] * e - sin[j] * o);
-                add(godd + j * PW + v, sin[j] * e + cos[j] * o);
-            }
+        if (job.k >= 0) dft.back(g, count, panel);
     }
 
     void grad_bias(int64_t at, int64_t count) {

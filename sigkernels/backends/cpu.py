@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..bounded_cache import BoundedCache
 from ..codes import sign_bits
-from ..dft_plan import plan
+from ..dft_spans import span_plan
 from ..labels import LabelSets
 from ..layer import Layer, LayerMeta
 from ..layer_update import ROUNDINGS, LayerUpdate, ParameterUpdate
@@ -267,9 +267,8 @@ def _new_shape(
         code_bits=_code_bits(meta.codes, meta.label_start, labels),
     )
     if meta.k >= 0:
-        plan = _plan(meta, tile, tuple(shape.tile_starts()), real)
-        arrays = zip(("u", "v_even", "v_odd", "cos", "sin"), plan.arrays, strict=True)
-        shape.set_plan(rank=plan.rank, even_rank=plan.even_rank, **dict(arrays))
+        plan = _plan(meta, tile, shape.tiles_of_span, tuple(shape.span_starts()), real)
+        shape.set_plan(**plan.sizes, **plan.arrays)
     return shape
 
 
@@ -308,31 +307,36 @@ def _code_bits(codes: int, label_start: int, labels: int) -> np.ndarray:
 
 
 class _Plan(NamedTuple):
-    """A DFT plan in the dtype and for the tiles of a call."""
+    """A DFT plan in the dtype and for the spans of a call, as ``Shape.set_plan`` takes it."""
 
-    arrays: tuple[np.ndarray, ...]  # u [T, r], v_even [r_e, k+1], v_odd [r_o, k], cos [tiles, k], sin [tiles, k]
-    rank: int
-    even_rank: int
+    sizes: dict[str, int]
+    arrays: dict[str, np.ndarray]
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.arrays)
+        return sum(a.nbytes for a in self.arrays.values())
 
 
 _plans: BoundedCache[_Plan] = BoundedCache(_CACHE_BYTES, lambda plan: plan.nbytes)
 
 
-def _plan(meta: LayerMeta, tile: int, starts: tuple[int, ...], real: torch.dtype) -> _Plan:
-    """The plan of a layer for tiles that begin at ``starts``; cached."""
-    key = (meta, tile, starts, real)
+def _plan(meta: LayerMeta, tile: int, tiles: int, starts: tuple[int, ...], real: torch.dtype) -> _Plan:
+    """The plan of a layer for spans of ``tiles`` tiles that begin at ``starts``; cached."""
+    key = (meta, tile, tiles, starts, real)
     return _plans.get(key, lambda: _new_plan(*key))
 
 
-def _new_plan(meta: LayerMeta, tile: int, starts: tuple[int, ...], real: torch.dtype) -> _Plan:
+def _new_plan(meta: LayerMeta, tile: int, tiles: int, starts: tuple[int, ...], real: torch.dtype) -> _Plan:
     double = real == torch.float64
-    shared = plan(meta.num_labels, meta.k, tile, 1e-16 if double else 2e-8)
-    cos, sin = shared.rotations(meta.label_start + np.asarray(starts, np.int64))
-    even = shared.even_rank
+    plan = span_plan(meta.num_labels, meta.k, tile, tiles, 1e-16 if double else 2e-8)
+    cos, sin = plan.rotations(meta.label_start + np.asarray(starts, np.int64))
+    sizes = {
+        "rank": plan.shared.rank,
+        "even_rank": plan.shared.even_rank,
+        "low_even": len(plan.v_even),
+        "low_odd": len(plan.v_odd),
+    }
+    matrices = {"u": plan.shared.u, **{name: getattr(plan, name) for name in ("v_even", "v_odd", "even", "odd")}}
     dtype = np.float64 if double else np.float32
-    parts = (shared.u, shared.v[:even, np.r_[0, 1 : 2 * meta.k + 1 : 2]], shared.v[even:, 2::2], cos, sin)
-    return _Plan(tuple(np.ascontiguousarray(a, dtype=dtype) for a in parts), shared.rank, even)
+    arrays = {**matrices, "cos": cos, "sin": sin}
+    return _Plan(sizes, {name: np.ascontiguousarray(array, dtype=dtype) for name, array in arrays.items()})

@@ -94,7 +94,7 @@ def prepare(cache: Path) -> None:
 def test_clean(artefacts):
     done = execute(build(artefacts))
     assert done.returncode == 0, done.stderr[:4000]
-    assert "cases 9 refused 9 rethrown 1" in done.stdout
+    assert "cases 10 refused 9 rethrown 1" in done.stdout
 
 
 @pytest.mark.parametrize("name", PLANTS)

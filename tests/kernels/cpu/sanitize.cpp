@@ -83,12 +83,17 @@ double run_case(const sk::Kernels& kernels, const Case& a, sk::Dtype dtype, bool
         for (auto& byte : bits) byte = static_cast<uint8_t>(draw());
         job.code_bits = bits.data();
     }
-    const int64_t tiles = a.shares * sk::most_tiles(job);
-    job.rank = a.k >= 0 ? 5 : 0, job.even_rank = a.k >= 0 ? 3 : 0;
-    Array u(real, job.tile * job.rank), v_even(real, job.even_rank * (a.k + 1));
-    Array v_odd(real, a.k > 0 ? (job.rank - job.even_rank) * a.k : 0), cos(real, a.k > 0 ? tiles * a.k : 0), sin = cos;
-    if (a.k >= 0) job.u = u.data(), job.v_even = v_even.data(), job.v_odd = v_odd.data();
-    if (a.k >= 0) job.cos = cos.data(), job.sin = sin.data();
+    // Spans of tiles depend on all coefficients, or on fewer numbers.
+    if (a.k >= 0) job.rank = 5, job.even_rank = 3;
+    if (a.k >= 4) job.low_even = 4, job.low_odd = 2;
+    const int64_t k = a.k >= 0 ? a.k : 0, angles = a.shares * sk::most_spans(job) * k;
+    Array u(real, job.tile * job.rank), v_even(real, job.low_even * (k + 1)), v_odd(real, job.low_odd * k);
+    Array even(real, sk::even_takers(job) * sk::low_even_rows(job)), odd(real, sk::odd_takers(job) * sk::low_odd_rows(job));
+    Array cos(real, angles), sin(real, angles);
+    if (a.k >= 0) {
+        job.u = u.data(), job.v_even = v_even.data(), job.v_odd = v_odd.data();
+        job.even = even.data(), job.odd = odd.data(), job.cos = cos.data(), job.sin = sin.data();
+    }
 
     double check = 0;
     const auto add = [&](const Array& array) {
@@ -201,7 +206,7 @@ int main() {
         {1, 1, 2, 0, 0, 0, 24, 1, 1, 256, 0},        {70, 150, 0, 0, 4, 0, 72, 3, 4, 32, 0},
         {6, 300, 40, 37, -1, 16, 64, 2, 2, 256, 1},  {37, 290, 5, 0, 3, 64, 128, 2, 2, 16, 0},
         {5, 300, 3, 5, 0, 256, 64, 1, 2, 256, 0},    {4, 270, 0, 250, -1, 1024, 256, 1, 1, 256, 0},
-        {2, 30, 3, 0, 1, 0, 24, 2, 8, 256, 0},
+        {2, 30, 3, 0, 1, 0, 24, 2, 8, 256, 0},       {5, 461, 3, 0, 4, 0, 24, 2, 1, 256, 0},
     };
     const int no_sets = refused();
     double check = 0;
