@@ -98,6 +98,17 @@ def predict(bar: Bar, dtype: str, machine: str) -> dict[str, Any]:
     return entry
 
 
+def predict_steps(machines: list[str]) -> list[dict[str, Any]]:
+    """Every bar."""
+    found = []
+    for bar in BARS:
+        for dtype in DTYPES:
+            for machine in machines:
+                found.append(predict(bar, dtype, machine))
+                print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    return found
+
+
 def predict_others(machines: list[str]) -> list[dict[str, Any]]:
     """What is not an elementwise loss, in bfloat16."""
     import gpu_model_others
@@ -235,18 +246,14 @@ def main() -> None:
     parser.add_argument(
         "--page", action="store_true", help="fill docs/gpu.md from the saved result, without predicting"
     )
+    parser.add_argument("--others", action="store_true", help="predict column losses, top-m and logits alone")
     parser.add_argument("--machine", nargs="*", default=["A100", "H100", "4090"])
     a = parser.parse_args()
     if a.table:
         write_table(a.machine)
         return
     if not a.page:
-        entries = []
-        for bar in BARS:
-            for dtype in DTYPES:
-                for machine in a.machine:
-                    entries.append(predict(bar, dtype, machine))
-                    print(json.dumps(entries[-1]), file=sys.stderr, flush=True)
+        entries = json.loads(RESULT.read_text(encoding="utf-8"))["entries"] if a.others else predict_steps(a.machine)
         parts = {"entries": entries, "others": predict_others(a.machine)}
         texts = (
             f'"{name}": [\n' + ",\n".join(" " + json.dumps(e) for e in part) + "\n]" for name, part in parts.items()

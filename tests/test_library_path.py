@@ -45,12 +45,16 @@ class Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.largest = 0  # bytes of what is laid together
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func.name()).removeprefix("aten::").split(".")[0]
         if not func.is_view and name not in ("empty", "new_empty", "detach"):
             self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if name == "cat":
+            self.largest = max(self.largest, result.nbytes)
+        return result
 
 
 def call(n: int, k: int, s: int, batch: int, loss: Any, dtype: torch.dtype = torch.bfloat16, **kw: Any) -> LossCall:
@@ -143,6 +147,29 @@ def test_launches_of_a_step(narrow, monkeypatch):
         assert result.value is not None
         assert kernels == {"elementwise_kernel": chunks, "finish_kernel": 1}
         assert sum(narrow.values()) == 3 * chunks + 2 and not others.counts  # the kernel adds the DFT part
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_launches_of_logits(dtype):
+    """One product, for which the columns of a chunk are laid together; no array but the logits is larger than a chunk."""
+    for (n, k, s, batch), chunks in ((ONE, 1), (MANY, {torch.bfloat16: 3, torch.float32: 5}[dtype])):
+        p = call(n, k, s, batch, losses.BCE(), dtype)
+        plain = Layer(torch.empty(n, s, dtype=dtype, device=META), None, LayerMeta(n, -1))
+        for layer, want in (
+            (p.layer, {"cat": chunks, "addmm": chunks}),
+            (p.layer._replace(bias=None), {"cat": chunks, "mm": chunks}),
+            (plain, {"mm": 1}),
+        ):
+            x = p.x[:, -layer.in_columns :]
+            library_scans.logits(x, layer)  # makes the tables
+            with Launches() as launches:
+                z = library_scans.logits(x, layer)
+            assert z.shape == (batch, n) and launches.counts == Counter(want)
+            assert launches.largest <= 0.6 * 2**25  # of the cache
+            library_scans.logits_adjoint(z, layer)
+            with Launches() as launches:
+                library_scans.logits_adjoint(z, layer)
+            assert launches.counts == Counter(mm=1 + (layer.k >= 0))
 
 
 def test_chunks_of_a_device():

@@ -1,5 +1,8 @@
 """Logits, their adjoint, top-m and prediction of the library path. Only ``predict`` waits for the device, once: its
-result has a size that the device alone knows."""
+result has a size that the device alone knows.
+
+Logits, which are written in full anyway, are one product with ``[W_dft | C | weight]``, chunks of which are laid together.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor
 
 from ..labels import LabelSets
 from ..layer import Layer
+from .library_tables import code_columns, columns_shape, tables_of
 from .library_walk import Chunk, GradientOfX, LabelWalk, multiplies_narrow, without_autocast
 
 
@@ -20,17 +24,33 @@ def _walk(x: Tensor, layer: Layer) -> LabelWalk:
 @without_autocast
 def logits(x: Tensor, layer: Layer) -> Tensor:
     """``[B, m]``, in the dtype of x."""
-    z = x.new_empty(x.shape[0], layer.num_rows)
-    walk = _walk(x, layer)
-    for chunk in walk:
-        z[:, chunk.start : chunk.stop] = walk.add_bias_(chunk)
+    (rows, slack), bias = layer.weight.shape, layer.bias
+    z = x.new_empty(x.shape[0], rows)
+    shape = columns_shape(layer.meta, rows, slack, x.dtype, x.device)
+    if shape is None or (layer.codes and x.is_cpu):  # where a fast transform is less work
+        walk = _walk(x, layer)
+        for chunk in walk:
+            z[:, chunk.start : chunk.stop] = walk.add_bias_(chunk)
+        return z
+    tables = tables_of(layer, shape)
+    for start in range(0, rows, shape.size):
+        stop = min(start + shape.size, rows)
+        out, matrix = z[:, start:stop], layer.weight[start:stop].to(x.dtype)
+        columns = tables.basis[start:stop], code_columns(layer, tables, start, stop)
+        fixed = [part for part in columns if part is not None and part.shape[1]]
+        matrix = torch.cat([*fixed, matrix], 1) if fixed else matrix
+        if bias is None:
+            torch.mm(x, matrix.T, out=out)
+        else:
+            torch.addmm(bias[start:stop].to(x.dtype), x, matrix.T, out=out)
     return z
 
 
 @without_autocast
 def logits_adjoint(g: Tensor, layer: Layer) -> Tensor:
     """``g W``: the gradient of x for a gradient ``g [B, m]`` of the logits, ``[B, D]``."""
-    walk = _walk(g.new_zeros(g.shape[0], layer.in_columns), layer)
+    x = g.new_empty(g.shape[0], layer.in_columns)  # whose values do not matter
+    walk = LabelWalk(x, layer, not g.is_cpu, logits=False)
     grad = GradientOfX(walk, g.dtype)
     for chunk in walk.parts():
         grad.add(chunk, g[:, chunk.start : chunk.stop].to(walk.operand))

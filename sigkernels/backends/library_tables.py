@@ -95,6 +95,19 @@ def walk_shape(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=1024)
+def columns_shape(meta: LayerMeta, rows: int, slack: int, dtype: torch.dtype, device: torch.device) -> Shape | None:
+    """Of a layer whose fixed columns are laid beside its weight, in chunks that stay in the L2 cache of an accelerator;
+    ``None`` where those of the DFT take too much memory to be kept."""
+    if rows * meta.dft_columns * dtype.itemsize > _MOST_TABLE:
+        return None
+    size = rows
+    if meta.fixed_columns:
+        most = max(_device_bytes(device) // ((meta.fixed_columns + slack) * dtype.itemsize), 1)
+        size = -(-rows // max(-(-rows // most), 1))  # all about as long
+    return Shape(max(size, 1), 0, False, True, 0.0, dtype, device, False, 0.0, (), 0)
+
+
 def _run_labels(meta: LayerMeta, size: int, wanted: int, eps: float) -> int:
     """As many labels as are wanted, or fewer, so that their factor has few columns; 0 where too few would be left."""
     run = min(round_up(wanted, _RUN_UNIT), round_up(size, _RUN_UNIT), meta.num_labels // _RUN_UNIT * _RUN_UNIT)
@@ -134,6 +147,17 @@ def _work_out(layer: Layer, shape: Shape) -> Tables:
     group = max(shape.size // max(rank, 1), 1)
     together = 0 if rotation is None else min(group * rank, rotation.shape[0])
     return Tables(tensor(basis), rotation, forward, signs, matrix, rank, group, together)
+
+
+def code_columns(layer: Layer, tables: Tables, start: int, stop: int) -> Tensor | None:
+    """Those of the rows ``start … stop-1`` of a layer, ``[c, codes]``; ``None`` where there are none, or a transform serves."""
+    signs, codes = tables.signs, layer.codes
+    if signs is None or tables.hadamard is None:
+        return None
+    before = layer.label_start // codes  # blocks of codes before the table's
+    start, stop = layer.label_start + start, layer.label_start + stop
+    signs = signs[start // codes - before : -(-stop // codes) - before]
+    return (signs[:, None, :] * tables.hadamard).flatten(0, 1)[start % codes :][: stop - start]
 
 
 def _to_tf32(array: np.ndarray) -> np.ndarray:

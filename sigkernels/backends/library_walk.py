@@ -22,7 +22,7 @@ from torch import Tensor
 from ..codes import code_adjoint, code_logits
 from ..layer import Layer
 from .interface import LossCall, accumulate_dtype
-from .library_tables import Tables, chunk_limits, tables_of, walk_shape
+from .library_tables import Tables, chunk_limits, code_columns, tables_of, walk_shape
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NARROW = (torch.float16, torch.bfloat16)
@@ -137,21 +137,28 @@ class LabelWalk:
     group: int
 
     def __init__(
-        self, x: Tensor, layer: Layer, narrow: bool, runs: Callable[[int, int, torch.device], int] | None = None
+        self,
+        x: Tensor,
+        layer: Layer,
+        narrow: bool,
+        runs: Callable[[int, int, torch.device], int] | None = None,
+        logits: bool = True,
     ) -> None:
+        """``logits``: whether they are made; else nothing but its tables limits a chunk, which is as long as for one row."""
         self.layer, self.batch, self.out = layer, x.shape[0], accumulate_dtype(x.dtype)
         self.operand = x.dtype if narrow else self.out
         self.x = x if x.dtype == self.operand else x.to(self.operand)
         device, (self.rows, slack) = x.device, layer.weight.shape
         rounded = self.operand in _NARROW or (self.operand == torch.float32 and rounds_float32(x))
-        shape = walk_shape(layer.meta, self.rows, self.batch, narrow, x.dtype, rounded, device, chunk_limits(x), runs)
+        batch = self.batch if logits else 1
+        shape = walk_shape(layer.meta, self.rows, batch, narrow, x.dtype, rounded, device, chunk_limits(x), runs)
         self.slack, self._waves = self.x, self.x
         if shape.fixed:
             _, self._waves, *_, self.slack = self.x.split_with_sizes((*shape.fixed, slack), 1)
         self.size, self.run, self.apart, self.tables = shape.size, shape.run, shape.apart, tables_of(layer, shape)
         self.rank, self.group = self.tables.rank, self.tables.group
         self.constant, self._width = shape.constant, shape.width
-        self._z = self.buffer(self.out)
+        self._z = self.buffer(self.out) if logits else self.x[:, :0]
         self._coefficients: Tensor | None = None
 
     @property
@@ -185,7 +192,14 @@ class LabelWalk:
             stop = min(start + self.size, rows)
             weight = whole if self.size >= rows else whole[start:stop]
             weight = weight if weight.dtype == self.operand else weight.to(self.operand)
-            yield Chunk(index, start, stop, weight, self._codes_of(start, stop), self.view(self._z, stop - start))
+            yield Chunk(
+                index,
+                start,
+                stop,
+                weight,
+                code_columns(self.layer, self.tables, start, stop),
+                self.view(self._z, stop - start),
+            )
 
     def _fill(self, chunk: Chunk) -> None:
         """The products that make ``chunk.z``, the DFT's last: what comes after a large constant is rounded with it."""
@@ -249,16 +263,6 @@ class LabelWalk:
         if m.shape[0] > self.tables.together:
             m = m[first : first + (place + 1) * self.rank]
         product(self._columns(0, m.shape[0]), m, grad, add=first > 0)
-
-    def _codes_of(self, start: int, stop: int) -> Tensor | None:
-        """Their columns for the rows of a chunk, ``[c, codes]``, where they are used as such."""
-        signs, codes = self.tables.signs, self.layer.codes
-        if signs is None or self.tables.hadamard is None:
-            return None
-        before = self.layer.label_start // codes  # blocks of codes before the table's
-        start, stop = self.layer.label_start + start, self.layer.label_start + stop
-        signs = signs[start // codes - before : -(-stop // codes) - before]
-        return (signs[:, None, :] * self.tables.hadamard).flatten(0, 1)[start % codes :][: stop - start]
 
 
 class GradientOfX:
