@@ -15,8 +15,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sigkernels import machine_load
-from sigkernels.cli import add_command
+from . import machine_load
+from .cli import add_command
 
 STDERR = 2
 BAD_EXPRESSION, NOTHING_SELECTED = 4, 5  # pytest's exit codes
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if not records:
         raise ValueError(f"no benchmark ran: none of {', '.join(names)} can run here; the reasons are above")
 
-    from sigkernels import env
+    from . import env
 
     changes = report.compare(records, before, args.tolerance)
     command = " ".join(["sigkernels", *sys.argv[1:]])
@@ -87,7 +87,7 @@ def write_gpu_paths(suites: Path, records: list[Any], folder: Path) -> list[str]
         return []
     import torch
 
-    from sigkernels.backends import gpu_paths
+    from .backends import gpu_paths
 
     device = torch.device("cuda", torch.cuda.current_device())
     name, kind = torch.cuda.get_device_name(device), gpu_paths.architecture(device)

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO, cast
 
-from sigkernels import __version__
-from sigkernels.backends import BackendError
+from . import __version__
+from .backends import BackendError
 
 COMMANDS = {
     "env": "sigkernels.env",

@@ -11,9 +11,9 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from sigkernels import __version__, machine_load
-from sigkernels.backends import missing_kernels
-from sigkernels.cli import add_command
+from . import __version__, machine_load
+from .backends import missing_kernels
+from .cli import add_command
 
 PACKAGES = ("torch", "numpy", "scipy", "triton", "cupy-cuda12x", "cupy-cuda13x", "pybind11")
 ISA_FEATURES = ("avx512_bf16", "avx512bw", "avx512f", "fma", "f16c", "avx2", "asimd", "sve")
@@ -116,8 +116,8 @@ def _gpus() -> dict[str, Any]:
 
 def _paths(device: Any) -> dict[str, Any]:
     """What ``auto`` takes on this device for a few shapes (docs/gpu.md)."""
-    from sigkernels import backends
-    from sigkernels.backends import gpu_paths
+    from . import backends
+    from .backends import gpu_paths
 
     kind = gpu_paths.architecture(device)
     try:

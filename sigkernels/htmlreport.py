@@ -8,13 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-COLOURS = (
-    "#7a8793",
-    "#d1495b",
-    "#00798c",
-    "#30638e",
-    "#edae49",
-)  # usual layer, bottleneck, DFT head, with codes, upgraded
+# Usual layer, bottleneck, DFT head, with codes, upgraded.
+COLOURS = ("#7a8793", "#d1495b", "#00798c", "#30638e", "#edae49")
 SERIES = ("#00798c", "#d1495b", "#edae49", "#5c4d7d", "#66a182", "#7a8793", "#9c6644")
 STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: #1d2730; background: #f4f6f8; margin: 0 }

@@ -33,9 +33,7 @@ class LossCall(NamedTuple):
     layer: Layer
     targets: LabelSets | Tensor | PartialTargets  # sets of global labels, or [B, m] in [0, 1]
     loss: ElementwiseLoss | ColumnLoss  # its tensors are [] or [n]
-    scale: (
-        float | Tensor
-    )  # a number or, for elementwise losses, [B]: multiplies the gradients, and a column loss's value
+    scale: float | Tensor  # or, for elementwise losses, [B]: multiplies the gradients, and a column loss's value
     needs: tuple[bool, ...]  # gradients of x, weight, bias; of a column loss also of beta and eta
     pool: Callable[[Tensor], Tensor] | None = None  # adds up sums [3] of a pooled loss over other shards of the labels
 
@@ -100,9 +98,8 @@ def spread_at(t: Tensor, h: Tensor, slope: Tensor, total: Tensor) -> Tensor:
 class LMLSteps(NamedTuple):
     """The four steps of the LML projection on logits ``z [B, n]``; ``ops/lml.py`` has the mathematics."""
 
-    solve: Callable[
-        [Tensor, int, LabelShard | None], Root
-    ]  # (z, k, shard): z holds the columns of a shard, if there is one
+    # (z, k, shard): z holds the columns of a shard, if there is one
+    solve: Callable[[Tensor, int, LabelShard | None], Root]
     project: Callable[[Tensor, int], tuple[Tensor, Root]]  # (z, k) → y, root
     pullback: Callable[[Tensor, Tensor, Root], Tensor]  # (grad, z, root) → h ∘ (grad - E[grad])
     spread: Callable[[Tensor, Root, Tensor, Tensor | None], Tensor]  # (z, root, total [B], out) → total·h/Σh

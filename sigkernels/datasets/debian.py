@@ -13,8 +13,8 @@ import zipfile
 import numpy as np
 import torch
 
-from sigkernels.datasets.sparse import SparseDataset
-from sigkernels.labels import LabelSets
+from ..labels import LabelSets
+from .sparse import SparseDataset
 
 NUM_FEATURES = 32_768  # hash buckets of the tokens
 

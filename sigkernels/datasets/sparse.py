@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigkernels.labels import LabelSets
-from sigkernels.validation import check_int
+from ..labels import LabelSets
+from ..validation import check_int
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sigkernels.datasets.sparse import SparseDataset
-from sigkernels.labels import LabelSets
-from sigkernels.validation import check_int, check_number
+from ..labels import LabelSets
+from ..validation import check_int, check_number
+from .sparse import SparseDataset
 
 BLOCK = 1024  # examples that are drawn from one generator
 TOPICS_PER_EXAMPLE = 3

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sigkernels.cli import add_command
+from ..cli import add_command
 
 DESCRIPTION = (
     "Trains the same small encoder on 53,422 Debian packages with a plain nn.Linear, a bottlenecked LinearHead, a DFTHead "
@@ -29,9 +29,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from sigkernels import htmlreport
-    from sigkernels.demo import report
-    from sigkernels.demo.run import run_demo
+    from .. import htmlreport
+    from . import report
+    from .run import run_demo
 
     outcome = run_demo(
         quick=args.quick, epochs=args.epochs, width=args.width, sets=args.sets, seed=args.seed, output=args.output

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sigkernels as sk
-from sigkernels.datasets import SparseDataset
-from sigkernels.labels import LabelSets
+
+from ..datasets import SparseDataset
+from ..labels import LabelSets
 
 EMBEDDING, HIDDEN = 256, 512
 CODES = 256

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sigkernels import htmlreport
-from sigkernels.datasets import SparseDataset
-from sigkernels.demo.train import Result
+from .. import htmlreport
+from ..datasets import SparseDataset
+from .train import Result
 
 HEADER = (
     "head", "parameters", "F1@5", "F1@10", "mAP", "step", "peak memory", "never predictable", "radius: least", "median"

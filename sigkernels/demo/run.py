@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sigkernels import backends, datasets, env
-from sigkernels.demo import models, report
-from sigkernels.demo.train import BATCH, Result, train
+from .. import backends, datasets, env
+from . import models, report
+from .train import BATCH, Result, train
 
 TEST_EXAMPLES = 5000
 RADIUS_SETS = 40  # of the verified sets: an exact radius takes longer than a verdict

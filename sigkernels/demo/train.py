@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from sigkernels.datasets import SparseDataset
-from sigkernels.demo import models
-from sigkernels.memory import peak_bytes
-from sigkernels.metrics import MeanAveragePrecision, RankingMetrics
+from ..datasets import SparseDataset
+from ..memory import peak_bytes
+from ..metrics import MeanAveragePrecision, RankingMetrics
+from . import models
 
 LEARNING_RATE = 1e-3
 BATCH = 256

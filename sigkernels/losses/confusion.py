@@ -101,9 +101,7 @@ class ConfusionLoss(ColumnLoss):
         vanishes = under.abs() <= tiny  # a NaN does not: it must reach the value
         inverse = torch.where(vanishes, 0, 1 / torch.where(vanishes, 1, under))
         value = (rest + per_s * s) * inverse
-        on_all = (
-            (per_s * (f * p + g * batch) - e * rest) * inverse
-        ) * inverse  # per_s - e·value without the terms in s
+        on_all = (per_s * (f * p + g * batch) - e * rest) * inverse * inverse  # per_s - e·value without the terms in s
         return value, Slopes(a * inverse, on_all)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
