@@ -21,6 +21,12 @@ def clip_grad_norm_(
     sharded head behind it. This one counts every parameter once, and every rank gets the same norm. All ranks have to
     call it.
 
+    Args:
+        model: whose gradients are clipped, in place.
+        max_norm: the largest norm that they may have together.
+        norm_type: the order of the norm; ``math.inf`` for the largest entry.
+        error_if_nonfinite: raise a ``RuntimeError`` where the norm is NaN or infinite.
+
     Returns:
         The norm before clipping, ``[]``, the same on every rank.
 

@@ -47,6 +47,12 @@ def dft_matrix(
 ) -> Tensor:
     """``W_dft`` for the labels ``start … stop-1``, ``[stop-start, 2k+1]``, made in float64 and rounded once.
 
+    Args:
+        num_labels: n, at least 2k+1.
+        k: the highest frequency.
+        start, stop: the range of labels; all of them by default.
+        dtype, device: of the result.
+
     Example:
         >>> W = sk.dft_matrix(num_labels=100, k=2)
         >>> W.shape, torch.allclose(W.T @ W, torch.eye(5, dtype=torch.float64))

@@ -50,6 +50,7 @@ class DFTHead(Head):
             placement ``Shard(0)``. Ranks along ``"labels"`` call every verb with the same batch and get the same results;
             different batches raise (on a GPU with ``check_batches = True``). Clip gradients with ``sigkernels.clip_grad_norm_``.
         process_group: the same for a ``torch.distributed`` group, all of whose ranks share the labels.
+        device, dtype: of the parameters, as for ``nn.Linear``; float16, bfloat16, float32 or float64.
 
     Example:
         >>> head = sk.DFTHead(in_features=64, num_labels=1000, k=3, slack=8)
@@ -180,7 +181,12 @@ class DFTHead(Head):
 
     @classmethod
     def from_spmlbl(cls, state_dict: Mapping[str, Tensor], k: int) -> DFTHead:
-        """Loads a published layer: ``proj.weight [D, e]``, ``proj.bias [D]`` and ``Ws.weight [n, s]``."""
+        """Loads a layer of the paper's authors.
+
+        Args:
+            state_dict: with ``proj.weight [2k+1+s, e]``, ``proj.bias [2k+1+s]`` and ``Ws.weight [n, s]``.
+            k: the published layer's.
+        """
         k = check_int("k", k, 0)
         if not isinstance(state_dict, Mapping):
             raise TypeError(

@@ -42,7 +42,18 @@ def dft_logits(
 ) -> Tensor:
     """Logits ``[W_dft | C | slack_weight] x + bias``, ``[..., n]``, in the dtype of x.
 
-    ``codes``: how many columns of codes stand between those of the DFT and the slack: 0, 16, 64, 256, 1024 or 4096.
+    Args:
+        x: ``[..., 2k+1+codes+s]``: the features of the DFT, of the codes and of the slack. float16, bfloat16, float32 or
+            float64, the same as the weight and the bias.
+        slack_weight: ``[n, s]``, the learned columns.
+        num_labels: n, at least 2k+1.
+        k: the highest frequency of the DFT; 0 leaves the constant column.
+        bias: ``[n]``, added to the logits.
+        codes: how many columns of codes stand between those of the DFT and the slack: 0, 16, 64, 256, 1024 or 4096.
+
+    Raises:
+        ValueError: shapes do not fit.
+        TypeError: dtypes differ, or something is no tensor.
 
     Example:
         >>> n, k, s = 100, 3, 4
@@ -70,6 +81,7 @@ def dft_loss(
     """The loss of ``[W_dft | C | slack_weight] x + bias`` against ``targets``, fused: no ``[B, n]`` array is made.
 
     Args:
+        x, slack_weight, num_labels, k, bias: as for ``dft_logits``.
         targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
         loss: which loss, with all its settings. ``LMLNLL``, ``SmoothTopKSVM`` and ``TruncatedTopKEntropy`` need all logits of a
             row and make one ``[B, n]`` array.
@@ -109,7 +121,14 @@ def linear_loss(
 ) -> Tensor:
     """The loss of ``x weightᵀ + bias``, fused: takes the place of ``F.linear`` and BCE-with-logits.
 
-    Arguments as for ``dft_loss``.
+    Args:
+        x: ``[..., d]``, float16, bfloat16, float32 or float64, the same as the weight and the bias.
+        weight: ``[n, d]``.
+        targets, loss, reduction, unknown: as for ``dft_loss``.
+        bias: ``[n]``, added to the logits.
+
+    Returns:
+        float32 (float64 for float64 inputs), ``[]`` or ``[...]``.
 
     Example:
         >>> x, weight = torch.randn(4, 8), torch.randn(100, 8, requires_grad=True)
@@ -138,6 +157,13 @@ def dft_topk(
 ) -> tuple[Tensor, Tensor]:
     """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label.
 
+    Args:
+        x, slack_weight, num_labels, k, bias, codes: as for ``dft_logits``.
+        m: how many labels, 1 … n.
+
+    Returns:
+        Logits in the dtype of x, with gradients as through ``torch.topk``, and labels, int64.
+
     Example:
         >>> n, k, s = 100, 3, 4
         >>> x = torch.randn(2, 2 * k + 1 + s)
@@ -156,6 +182,13 @@ def linear_topk(
     bias: Tensor | None = None,  # [n]
 ) -> tuple[Tensor, Tensor]:
     """The m highest of ``x weightᵀ + bias`` and their labels, ``[..., m]`` each; ties go to the lower label.
+
+    Args:
+        x, weight, bias: as for ``linear_loss``.
+        m: how many labels, 1 … n.
+
+    Returns:
+        Logits in the dtype of x, with gradients as through ``torch.topk``, and labels, int64.
 
     Example:
         >>> sk.functional.linear_topk(torch.tensor([[1.0]]), torch.tensor([[3.0], [1.0], [2.0]]), m=2)

@@ -237,6 +237,7 @@ class Head(nn.Module):
         """The loss against ``targets``, fused with the layer: no ``[B, n]`` array is made. The same as ``head(h, targets)``.
 
         Args:
+            h: ``[..., in_features]``, in the dtype of the parameters, or any under autocast.
             targets: LabelSets, a dense ``[..., n]`` tensor or array in [0, 1], a sparse CSR matrix or a list of lists.
             loss: which loss, with all its settings. Losses of whole rows (``LMLNLL``,
                 ``TruncatedTopKEntropy``) need all logits: they make one ``[B, n]`` array, and use it for everything.
@@ -247,6 +248,9 @@ class Head(nn.Module):
                 losses of single labels (``BCE``, ``Focal``, …) take them.
             update: an optimizer of ``sigkernels.optim``: the label weights and biases make their step in this very pass,
                 and no gradient of their size exists. What ``backward`` brings to ``h`` is of the weights before it.
+
+        Returns:
+            float32 (float64 for float64 inputs), ``[]``, or ``[...]`` for ``"none"``.
         """
         if targets is None:
             raise TypeError("targets must be LabelSets, a dense [B, n] tensor or another form of label sets, got None")
@@ -258,6 +262,13 @@ class Head(nn.Module):
         """The m highest logits and their labels, ``[..., m]`` each, highest first; ties go to the lower label.
 
         Gradients reach the values, as through ``torch.topk``; those of a sharded head take none.
+
+        Args:
+            h: ``[..., in_features]``.
+            m: how many labels, 1 … n.
+
+        Returns:
+            Logits in the dtype of ``h``, and labels, int64.
         """
         return self(h, _verb=partial(self._topk, m=validation.check_m(m, self.num_labels)))
 
@@ -266,6 +277,7 @@ class Head(nn.Module):
         """The labels whose probability is above ``threshold``, one set per row of ``h``.
 
         Args:
+            h: ``[B, in_features]``.
             threshold: a probability, or one for each label, ``[n]``; ``tune_thresholds`` finds good ones. A logit is
                 compared with the log-odds of the threshold, rounded to its dtype: one that equals them is not above.
         """

@@ -26,6 +26,7 @@ class LinearHead(Head):
         bias: a bias for each label; by default the full layer has one and the bottlenecked has none.
         prior: where the labels start, as for ``init_prior``; needs a bias. ``None``: torch's own initialisation.
         device_mesh, process_group: shard the labels over ranks, as for ``DFTHead``; ``weight`` and ``bias`` are DTensors.
+        device, dtype: of the parameters, as for ``nn.Linear``; float16, bfloat16, float32 or float64.
 
     Example:
         >>> head = sk.LinearHead(in_features=64, num_labels=1000, bottleneck=16)

@@ -75,7 +75,13 @@ def available_backends() -> list[str]:
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Forces a backend inside a ``with`` block: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"torch"`` or ``"auto"``.
+    """Forces a backend inside a ``with`` block.
+
+    Args:
+        name: ``"cpu"``, ``"cuda"``, ``"triton"``, ``"torch"`` or ``"auto"``.
+
+    Raises:
+        RuntimeError: it cannot be used here; the message says what to install.
 
     Example:
         >>> with sk.backend("torch"):

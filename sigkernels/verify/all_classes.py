@@ -41,6 +41,10 @@ def verify_classes(
     decided in blocks, and proofs go to a temporary file once they are many (``TMPDIR`` says where): beside W,
     memory holds one block. ``report.save`` writes them for good.
 
+    Args:
+        head_or_matrix, bias, tol, box, device, executor, progress, radius, domain, ball, names: as for
+            :func:`verify`. A bias is added to the logits of a matrix.
+
     Example:
         >>> W = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [0.1, 0.1]])  # the last lies inside the hull of the others
         >>> sk.verify_classes(W).verdicts

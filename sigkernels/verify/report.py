@@ -313,7 +313,10 @@ class Report:
         return pandas.DataFrame(self.to_numpy())
 
     def plot(self, axes: Any = None) -> Any:
-        """A histogram of the radii and the verdicts by number of active labels; returns the matplotlib figure."""
+        """A histogram of the radii and the verdicts by number of active labels; returns the matplotlib figure.
+
+        ``axes``: two axes to draw on; a new figure otherwise.
+        """
         from .plot import plot_report
 
         return plot_report(self, axes)
@@ -321,16 +324,19 @@ class Report:
     # Files
 
     def save(self, path: str | Path, matrix: bool = True) -> None:
-        """Write the report as ``.npz``; ``matrix=False`` leaves W out (``check`` then needs it as an argument)."""
+        """Write the report to ``path`` as ``.npz``; ``matrix=False`` leaves W out (``check`` then needs it as an argument)."""
         from .report_file import save_report
 
         save_report(self, path, matrix)
 
     @classmethod
     def load(cls, path: str | Path, head_or_matrix: Any = None, bias: Any = None) -> Report:
-        """Read a saved report; ``head_or_matrix`` is needed when it was saved without its matrix.
+        """Read a report that ``save`` wrote to ``path``.
 
-        ``bias`` alone replaces the bias in the file.
+        ``head_or_matrix`` is needed when it was saved without its matrix; ``bias`` alone replaces the bias in the file.
+
+        Raises:
+            ValueError: the file is damaged, no report, or about another classifier.
         """
         from .report_file import load_report
 
