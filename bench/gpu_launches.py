@@ -101,7 +101,14 @@ class StubFlash:
     def fused_loss(self, launch: FlashLaunch) -> None:
         self._note("flash", launch)
 
-    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
+    def finish(
+        self,
+        launch: FlashLaunch,
+        grad_x: Tensor | None,
+        grad_features: Tensor | None,
+        rows: Tensor,
+        value: Tensor | None,
+    ) -> None:
         self._note("finish", launch)
 
 

@@ -85,8 +85,8 @@ class CUDAShape(NamedTuple):
         """Labels that a warp has in registers."""
         return 16 if self.row_tiles * self.steps * self.depth > 128 else 32
 
-    def source(self, piece: int, wide: bool, add: bool) -> str:
-        """A unit that has this kernel alone, for one group of rows. Constants say how weights are copied and where their
+    def source(self, x_piece: int, piece: int, wide: bool, add: bool) -> str:
+        """A unit that has this kernel alone, for one group of rows. Constants say how rows and weights are copied and where
         gradients go: of the branches there the walk cannot tell which is which."""
         numbers = ", ".join(map(str, self[1:]))
         return f"""#include "cuda/fused_loss.cuh"
@@ -94,7 +94,7 @@ using S = sk::Shape<{self.scalar}, {numbers}>;
 __global__ void __launch_bounds__(sk::THREADS, 1) fused_loss_kernel(const sk::FusedLossArgs<S::Scalar> given) {{
     SK_DYNAMIC_SHARED(memory);
     auto p = given;
-    p.x_piece = p.weight_piece = {piece}, p.pairs = {int(piece > self.size)};
+    p.x_piece = {x_piece}, p.weight_piece = {piece}, p.pairs = {int(piece > self.size)};
     p.wide = {int(wide)}, p.accumulate = {int(add)}, p.batch = min(p.batch, S::ROWS);
     sk::FusedLoss<S>(p, memory, 0).run();
 }}
@@ -118,10 +118,19 @@ def cuda_shape(machine: str, dtype: str, slack: int, batch: int) -> CUDAShape:
 
 
 @functools.cache
-def _cuda_cubin(shape: CUDAShape, piece: int, wide: bool, add: bool) -> Any:
-    unit = cache_directory() / f"fused_loss-{'-'.join(map(str, (*shape, piece, int(wide), int(add))))}.cu"
-    unit.write_text(shape.source(piece, wide, add), encoding="utf-8")
+def _cuda_cubin(shape: CUDAShape, *settings: int) -> Any:
+    return _cubin_of("fused_loss", shape.source(*settings), *shape, *settings)
+
+
+def _cubin_of(kernel: str, source: str, *settings: Any) -> Any:
+    unit = cache_directory() / f"{kernel}-{'-'.join(map(str, settings))}.cu"
+    unit.write_text(source, encoding="utf-8")
     return cuda_cubin(unit, 80, Path(__file__).resolve().parent.parent / "csrc")
+
+
+def _piece(*offsets: int) -> int:
+    """The longest copy that all these bytes are multiples of."""
+    return next(piece for piece in (16, 8, 4, 2) if not any(offset % piece for offset in offsets))
 
 
 # What comes before and after the loop over labels: rows and weights that arrive, the search for the first positive, sums that
@@ -142,18 +151,18 @@ _WHOLE: dict[str, Any] = {name: value for name, value in _CUDA.items() if name !
 
 @functools.cache
 def _cuda_seconds(
-    machine: str, shape: CUDAShape, rows: int, slack: int, dft: bool, wide: bool, add: bool
+    machine: str, shape: CUDAShape, rows: int, slack: int, features: int, wide: bool, add: bool
 ) -> tuple[float, float]:
     """Of a group of rows on one multiprocessor: a tile of labels, and all that comes before and after the tiles. ``wide``:
-    sums for a gradient in float32 are written, ``add``: and read before."""
+    sums for a gradient in float32 are written, ``add``: and read before. Rows of x begin with the DFT's ``features``."""
     m, width = MACHINES[machine], slack * shape.size
-    piece = next(piece for piece in (16, 8, 4, 2) if width % piece == 0)
-    cubin = _cuda_cubin(shape, piece, wide or shape.size == 4, add)
+    piece, x_piece = _piece(width), _piece(width, features * shape.size)
+    cubin = _cuda_cubin(shape, x_piece, piece, int(wide or shape.size == 4), int(add))
     (registers,) = sass.registers(cubin).values()
     known = dict(
-        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=dft, sharing=8 // shape.row_warps,
+        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=features > 0, sharing=8 // shape.row_warps,
         steps=-(-rows // (2 * shape.depth)) * 2, passes=shape.tile * shape.steps * 32 // (256 * piece),
-        passes_of_x=shape.rows * shape.steps * 32 // (256 * piece),
+        passes_of_x=shape.rows * shape.steps * 32 // (256 * x_piece),
     )  # fmt: skip
     launch = dict(warps=8, tiles=m.sms, registers=registers, blocks=1)
     code = sass.load(cubin, "fused_loss_kernel")
@@ -165,7 +174,7 @@ def _cuda_seconds(
 def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
     """Seconds and launches of a step by the kernel in CUDA C++; infinite where it refuses."""
     m, shape = MACHINES[machine], cuda_shape(machine, dtype, s, batch)
-    sizes = FlashSizes(32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows, marks=False)
+    sizes = FlashSizes(32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows, marks=False, turns=True)
     labels = flash_pass.block_labels(n, sizes)
 
     def kernel(rows: int) -> float:
@@ -173,11 +182,72 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
         seconds = 0.0
         for first in range(0, rows, shape.rows):
             group = min(shape.rows, rows - first)
-            tile, outside = _cuda_seconds(machine, shape, group, s, k >= 0, several, first > 0)
+            tile, outside = _cuda_seconds(machine, shape, group, s, 2 * k + 1 if k >= 0 else 0, several, first > 0)
             seconds += max(labels / shape.tile, 1) * tile + outside
         return seconds
 
-    return _flash_step(machine, dtype, (n, k, s, batch), sizes, -(-n // labels), kernel)
+    def finish(rows: int) -> float:
+        return _cuda_finish(machine, dtype, s, 2 * k + 1 if k >= 0 else 0, rows, -(-n // labels))
+
+    return _flash_step(machine, dtype, (n, k, s, batch), sizes, kernel, finish)
+
+
+_CUDA_FINISH: dict[str, Any] = {
+    "unused_ok": True,
+    "loops": [
+        {"at": r"step0 < all_steps", "trips": "cdiv(words, most)"},
+        {"at": r"done < count; done", "trips": "cdiv(parts, 160)"},
+    ],
+    "branches": [
+        {"at": r"share >= steps\) break", "take": "nth * 2 >= cdiv(min(words, most), 8)"},
+        {"at": r"step0 < all_steps", "take": True},
+        {"at": r".", "take": False},
+    ],
+}
+
+
+@functools.cache
+def _cuda_finish(machine: str, dtype: str, s: int, features: int, rows: int, parts: int) -> float:
+    """Seconds of the last kernel. Its blocks do different things side by side: it takes as long as the longest of them, and
+    for what the others read."""
+    m, size = MACHINES[machine], ELEMENT[dtype]
+    words, most = -(-parts * size // 4), 40 * size
+    of_rows, of_turns = 64 * parts * size, words * 128 + 2048  # bytes
+    # What is done, by how many blocks, and what each reads from the L2 cache.
+    work = {"slabs": (-(-rows * s // 32), 128 * parts), "rows": (-(-rows // 8), 32 * parts)}
+    if features:
+        work["features"] = (-(-rows // 4) * ((features + 32) // 32), of_rows + of_turns)
+    taken = {}
+    for name, (count, nbytes) in work.items():
+        blocks = -(-count // m.sms)
+        cubin = _finish_cubin(name, dtype)
+        (registers,) = sass.registers(cubin).values()
+        # Loads of what is not there are switched off, but walked.
+        there = min(words / most, 1.0)
+        memory = [
+            {"at": r"pair = numbers", "l2_bytes": int(256 * there)}, {"at": r"copy_async", "l2_bytes": int(512 * there)},
+            {"at": r"numbers\[i\] = done", "l2_bytes": int(128 * min(parts / 160, 1.0))},
+        ]  # fmt: skip
+        made = report.predict(
+            sass.load(cubin, "finish_kernel"), _CUDA_FINISH | {"memory": memory}, m, warps=8, tiles=count, blocks=blocks,
+            registers=registers, reps=1, words=words, most=most, parts=parts,
+        )  # fmt: skip
+        taken[name] = made.result.cycles, blocks * nbytes / m.l2_rate
+    longest = max(taken, key=lambda name: taken[name][0])
+    cycles = taken[longest][0] + sum(read for name, (_, read) in taken.items() if name != longest)
+    return float(cycles / (m.ghz * 1e9) + LAUNCH)
+
+
+@functools.cache
+def _finish_cubin(work: str, dtype: str) -> Any:
+    scalar = "float" if dtype == "tf32" else "__nv_bfloat16"
+    source = f"""#include "cuda/finish.cuh"
+__global__ void __launch_bounds__(sk::THREADS) finish_kernel(const sk::FinishArgs<{scalar}> p) {{
+    SK_DYNAMIC_SHARED(memory);
+    sk::Finish<{scalar}>(p, memory).{work}(blockIdx.x);
+}}
+"""
+    return _cubin_of("finish", source, work, scalar)
 
 
 # -- the flash kernels in Triton ------------------------------------------------------------------------------------------
@@ -308,7 +378,7 @@ def triton_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -
     resident = min(machines.occupancy(m, chosen.num_warps, registers, shared)[0], chosen.resident)
     if not resident:
         return math.inf, 0
-    sizes = FlashSizes(chosen.BN, chosen.BM, chosen.resident * m.sms, chosen.BM, marks=True)
+    sizes = FlashSizes(chosen.BN, chosen.BM, chosen.resident * m.sms, chosen.BM, marks=True, turns=False)
     labels = flash_pass.block_labels(n, sizes)
     blocks = -(-n // labels)
     together = min(resident, -(-blocks // m.sms))
@@ -320,7 +390,7 @@ def triton_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -
     def finish(rows: int) -> float:
         return _finish_seconds(machine, dtype, s, rows, blocks)
 
-    return _flash_step(machine, dtype, (n, k, s, batch), sizes, blocks, kernel, finish)
+    return _flash_step(machine, dtype, (n, k, s, batch), sizes, kernel, finish)
 
 
 # -- a step by a flash path ----------------------------------------------------------------------------------------------
@@ -331,11 +401,10 @@ def _flash_step(
     dtype: str,
     case: Case,
     sizes: FlashSizes,
-    blocks: int,
     kernel: Callable[[int], float],
-    finish: Callable[[int], float] | None = None,
+    finish: Callable[[int], float],
 ) -> tuple[float, int]:
-    """``kernel(rows)``: the seconds of a launch; ``finish(rows)``: of the last kernel, where that is simulated."""
+    """``kernel(rows)``: the seconds of a launch; ``finish(rows)``: of the last kernel and its launch."""
     import torch
 
     m, size, (n, k, s, batch) = MACHINES[machine], ELEMENT[dtype], case
@@ -359,14 +428,7 @@ def _flash_step(
                 moved += (groups - 1) * n * s * (size + 8)
             seconds += max(kernel(rows), moved / m.hbm) + LAUNCH
         elif launch.name == "finish":
-            rows = launch.keywords["batch"]
-            known = _slab_seconds(m, blocks * rows * s * 4) + 4 * m.l2 / (m.ghz * 1e9) + LAUNCH
-            seconds += known if finish is None else finish(rows)
+            seconds += finish(launch.keywords["batch"])
         else:
             seconds += LAUNCH
     return seconds, len(launches)
-
-
-def _slab_seconds(m: Any, nbytes: float) -> float:
-    """The blocks' private sums on their way out or in; they stay in the L2 cache as long as they fit."""
-    return nbytes / (baselines.l2_bandwidth(m) if nbytes <= 0.7 * m.l2_mib * 2**20 else m.hbm)

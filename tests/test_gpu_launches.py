@@ -32,13 +32,14 @@ def names(taken) -> list[str]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("group", [64, 256])
-def test_a_flash_step(launches, case, dtype, bias, group):
+@pytest.mark.parametrize("turns", [False, True], ids=["product", "turns"])
+def test_a_flash_step(launches, case, dtype, bias, group, turns):
     from sigkernels.backends.flash_kernels import FlashSizes
 
-    sizes = FlashSizes(64, 256, 108, group, marks=False)
+    sizes = FlashSizes(64, 256, 108, group, marks=False, turns=turns)
     taken = launches.flash_launches(launches.call(*case, dtype, bias), sizes)
     assert [name for name in names(taken) if name != "product"] == ["flash", "finish", "scale"]
-    assert names(taken).count("product") == (2 if case[1] >= 0 else 0)
+    assert names(taken).count("product") == ((1 if turns else 2) if case[1] >= 0 else 0)
     # Nothing is as large as the logits, and nobody passes over a gradient.
     weight = case[0] * case[2] * dtype.itemsize
     assert all(launch.nbytes < weight for launch in taken if isinstance(launch, launches.Other))

@@ -27,7 +27,7 @@ sk::DType dtype_of(const std::string& name) {
     F(x) F(weight) F(bias) F(basis) F(coef) F(x_stride) F(batch) F(labels) F(slack) F(block_labels) F(blocks)          \
     F(indices) F(offsets) F(dense) F(dense_type) F(dense_stride) F(label_start) F(label_weight) F(pos_weight)          \
     F(row_factor) F(out_scale) F(scale) F(wide) F(accumulate) F(grad_weight) F(grad_bias) F(grad_coef) F(weight_sums)  \
-    F(bias_sums) F(slabs) F(row_sums) F(totals)
+    F(bias_sums) F(slabs) F(row_sums) F(totals) F(turns) F(factors)
 #define LOSS_FIELDS(F)                                                                                     \
     F(kind) F(label_smoothing) F(gamma_pos) F(gamma_neg) F(alpha_pos) F(alpha_neg) F(clip) F(eps) F(detach_focus)
 #define NAME(name) #name,
@@ -102,14 +102,15 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         py::arg("device"), py::arg("stream"), py::arg("flash"));
     m.def(
         "finish",
-        [](int device, Address stream, const sk::Flash& flash, Address grad_x, int64_t stride, bool wide, Address rows,
-           Address value) {
+        [](int device, Address stream, const sk::Flash& flash, Address grad_x, Address grad_features, int64_t features,
+           int64_t stride, bool wide, Address rows, Address value) {
             const py::gil_scoped_release release;
-            sk::finish({device, reinterpret_cast<void*>(stream)}, flash, reinterpret_cast<void*>(grad_x), stride, wide,
-                       reinterpret_cast<double*>(rows), reinterpret_cast<float*>(value));
+            sk::finish({device, reinterpret_cast<void*>(stream)}, flash,
+                       {reinterpret_cast<void*>(grad_x), reinterpret_cast<void*>(grad_features), features, stride, wide,
+                        reinterpret_cast<double*>(rows), reinterpret_cast<float*>(value)});
         },
-        py::arg("device"), py::arg("stream"), py::arg("flash"), py::kw_only(), py::arg("grad_x"), py::arg("stride"),
-        py::arg("wide"), py::arg("rows"), py::arg("value"));
+        py::arg("device"), py::arg("stream"), py::arg("flash"), py::kw_only(), py::arg("grad_x"), py::arg("grad_features"),
+        py::arg("features"), py::arg("stride"), py::arg("wide"), py::arg("rows"), py::arg("value"));
 
     m.def("rows_of_block", [](const std::string& dtype, int64_t batch, int64_t slack, int device) {
         return sk::rows_of_block(dtype_of(dtype), batch, slack, device);

@@ -1,10 +1,11 @@
-// The second kernel of the fused pass: adds the blocks' private sums in a fixed order.
+// The second kernel of the fused pass: adds the blocks' private sums in a fixed order, and makes the gradient of the DFT
+// features from those of the blocks' coefficients.
 //
-// A block takes 32 neighbouring numbers; its warps share the parts (warp w adds parts w, w + 8, ...), and the eight
-// sums meet in shared memory, again in order. The first blocks have the slabs, the next the rows, the last the total.
+// The first blocks have the DFT features, the next the slabs, the next the rows, the last the total: they share nothing.
+// Whatever a thread reads is on its way before the first number is added: the kernel waits for memory about once.
 #pragma once
 
-#include "tile.cuh"
+#include "waves.cuh"
 
 namespace sk {
 
@@ -13,54 +14,96 @@ struct FinishArgs {
     const float* slabs;     // [parts, batch, slack] or null
     const float* row_sums;  // [parts, batch]
     const double* totals;   // [parts]
-    const float* out_scale;  // [1] or null: multiplies grad_x, as scale does
+    const float* out_scale;  // [1] or null: multiplies gradients, as scale does
     double scale;
     int parts, batch, slack;
-    int wide;               // grad_x is float, else T
+    int wide;               // gradients are float, else T
     void* grad_x;           // [batch, slack], rows stride numbers apart
     int64_t stride;
     double* rows;           // [batch]
     float* value;           // [1] or null: scale · Σ totals
+    WavesArgs<T> waves;
 
-    __host__ __device__ __forceinline__ int64_t slab_size() const { return slabs ? int64_t(batch) * slack : 0; }
-    __host__ __device__ __forceinline__ int64_t slab_blocks() const { return (slab_size() + 31) / 32; }
-    __host__ __device__ __forceinline__ int64_t blocks() const { return slab_blocks() + (batch + 31) / 32 + 1; }
+    __host__ __device__ __forceinline__ int wave_blocks() const {
+        return waves.gradient ? waves.groups() * ((batch + WAVE_ROWS - 1) / WAVE_ROWS) : 0;
+    }
+    __host__ __device__ __forceinline__ int slab_size() const { return slabs ? batch * slack : 0; }
+    __host__ __device__ __forceinline__ int slab_blocks() const { return (slab_size() + 31) / 32; }
+    __host__ __device__ __forceinline__ int row_blocks() const { return (batch + 7) / 8; }
+    __host__ __device__ __forceinline__ int64_t blocks() const {
+        return int64_t(wave_blocks()) + slab_blocks() + row_blocks() + 1;
+    }
 };
 
-// put(number, sum) for the 32 numbers from `first` on of which `size` are there.
-template <class V, class Put>
-__device__ __forceinline__ void add_parts(unsigned char* memory, const V* from, int parts, int64_t first, int64_t size,
-                                          Put put) {
-    auto* sums = reinterpret_cast<double*>(memory);  // [WARPS, 32]
-    const int64_t at = first + lane();
-    double sum = 0;
-    if (at < size) {
-#pragma unroll 4
-        for (int part = thread() / 32; part < parts; part += WARPS) sum += double(from[part * size + at]);
+// put(number, sum) for the COUNT numbers from `first` on of which `size` are there. THREADS / COUNT threads have one number
+// and share the parts; MANY of them are read at a time.
+template <class A, int COUNT, int MANY, class V, class Put>
+__device__ __forceinline__ void add_parts(unsigned char* memory, const V* from, int parts, int first, int size, Put put) {
+    constexpr int SHARES = THREADS / COUNT;
+    auto* sums = reinterpret_cast<A*>(memory);  // [WARPS, COUNT]
+    const int at = first + thread() % COUNT, mine = thread() / COUNT, stride = SHARES * size;
+    const int count = at < size ? (parts - mine + SHARES - 1) / SHARES : 0;
+    from += int64_t(mine) * size + at;
+    A sum = 0;
+#pragma unroll 1
+    for (int done = 0; done < count; done += MANY, from += int64_t(MANY) * stride) {
+        V numbers[MANY];
+#pragma unroll
+        for (int i = 0; i < MANY; ++i) numbers[i] = done + i < count ? from[int64_t(i) * stride] : V(0);
+#pragma unroll
+        for (int i = 0; i < MANY; ++i) sum += A(numbers[i]);
     }
-    sums[thread()] = sum;
+#pragma unroll
+    for (int step = COUNT; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (lane() < COUNT) sums[thread() / 32 * COUNT + lane()] = sum;
     __syncthreads();
-    if (thread() >= 32 || at >= size) return;
-    for (int w = 1; w < WARPS; ++w) sum += sums[32 * w + lane()];
+    if (thread() >= COUNT || at >= size) return;
+#pragma unroll
+    for (int warp = 1; warp < WARPS; ++warp) sum += sums[COUNT * warp + thread()];
     put(at, sum);
 }
+
+// What a block does, by the part of the work that it has.
+template <class T>
+struct Finish {
+    const FinishArgs<T>& p;
+    unsigned char* const memory;
+    const float scale;
+
+    __device__ __forceinline__ Finish(const FinishArgs<T>& args, unsigned char* shared)
+        : p(args), memory(shared), scale(static_cast<float>(p.out_scale ? p.scale * *p.out_scale : p.scale)) {}
+
+    __device__ __forceinline__ void features(int block) const {
+        const int groups = p.waves.groups(), rows = block / groups * WAVE_ROWS;
+        WavesGradient<T>::run(p.waves, memory, p.parts, rows, p.batch - rows, block % groups, [&](int row, int feature, float sum) {
+            put<T>(p.waves.gradient, p.wide, row * p.stride + feature, scale * sum);
+        });
+    }
+    __device__ __forceinline__ void slabs(int block) const {
+        add_parts<float, 32, 20>(memory, p.slabs, p.parts, 32 * block, p.slab_size(), [&](int at, float sum) {
+            put<T>(p.grad_x, p.wide, at / p.slack * p.stride + at % p.slack, scale * sum);
+        });
+    }
+    __device__ __forceinline__ void rows(int block) const {
+        add_parts<double, 8, 5>(memory, p.row_sums, p.parts, 8 * block, p.batch, [&](int at, double sum) { p.rows[at] = sum; });
+    }
+    __device__ __forceinline__ void total() const {
+        add_parts<double, 1, 1>(memory, p.totals, p.parts, 0, 1,
+                                [&](int, double sum) { *p.value = static_cast<float>(p.scale * sum); });
+    }
+};
 
 template <class T>
 __global__ void __launch_bounds__(THREADS) finish_kernel(const FinishArgs<T> p) {
     SK_DYNAMIC_SHARED(memory);
-    int64_t block = blockIdx.x;
-    if (block < p.slab_blocks()) {
-        const double scale = p.out_scale ? p.scale * *p.out_scale : p.scale;
-        add_parts(memory, p.slabs, p.parts, 32 * block, p.slab_size(), [&](int64_t at, double sum) {
-            put<T>(p.grad_x, p.wide, at / p.slack * p.stride + at % p.slack, static_cast<float>(scale * sum));
-        });
-        return;
-    }
+    const Finish<T> all(p, memory);
+    int block = int(blockIdx.x);
+    if (block < p.wave_blocks()) return all.features(block);
+    block -= p.wave_blocks();
+    if (block < p.slab_blocks()) return all.slabs(block);
     block -= p.slab_blocks();
-    if (32 * block < p.batch)
-        add_parts(memory, p.row_sums, p.parts, 32 * block, p.batch, [&](int64_t at, double sum) { p.rows[at] = sum; });
-    else if (p.value)
-        add_parts(memory, p.totals, p.parts, 0, 1, [&](int64_t, double sum) { *p.value = static_cast<float>(p.scale * sum); });
+    if (block < p.row_blocks()) return all.rows(block);
+    if (p.value) all.total();
 }
 
 }  // namespace sk

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "elementwise.cuh"
-#include "tile.cuh"
+#include "waves.cuh"
 
 namespace sk {
 namespace {  // as what it has of core/losses.h
@@ -34,7 +34,7 @@ struct FusedLossArgs {
     // Sums over groups of rows; null where there is one group, or the gradients are float.
     float* weight_sums;    // [labels, slack]
     float* bias_sums;      // [labels]
-    T* grad_coef;          // [batch, blocks, 16] or null
+    T* grad_coef;          // or null: see WavesArgs
     float* slabs;          // [blocks, batch, slack] or null
     float* row_sums;       // [blocks, batch]
     double* totals;        // [blocks]: row_sums summed over the rows
@@ -348,8 +348,9 @@ struct FusedLoss {
             });
         if (!p.grad_coef) return;
         meeting.take(BLOCKS, grad_coef, 0, [&](int row, int column, const float* pair) {
-            T* to = p.grad_coef + ((base + row0 + row) * int64_t(gridDim.x) + blockIdx.x) * S::RANK + column;
-            if (row0 + row < rows) to[0] = narrow<T>(pair[0]), to[1] = narrow<T>(pair[1]);
+            if (row0 + row >= rows) return;
+            T* to = p.grad_coef + WavesArgs<T>::place(base + row0 + row, int(gridDim.x), int(blockIdx.x), column);
+            to[0] = operand<T>(pair[0]), to[WavesArgs<T>::PER] = operand<T>(pair[1]);
         });
     }
 

@@ -19,7 +19,7 @@ struct LaunchOn {
 };
 
 // One launch of the pass; FlashLaunch in sigkernels/backends/flash_kernels.py says what is what. Types: x, weight, bias,
-// basis, coef and grad_coef in the dtype; everything else as in FusedLossArgs.
+// basis, coef, grad_coef and turns in the dtype; everything else as in FusedLossArgs.
 struct Flash {
     DType dtype;
     const void *x, *weight, *bias, *basis, *coef;
@@ -35,12 +35,22 @@ struct Flash {
     void *grad_weight, *grad_bias, *grad_coef;
     float *weight_sums, *bias_sums, *slabs, *row_sums;
     double* totals;
+    const void* turns;  // and factors: WavesArgs says what they are
+    const float* factors;
+};
+
+// What `finish` writes. grad_x [batch, slack], that of the DFT features [batch, features], rows of both stride numbers
+// apart: float where `wide`, else in the dtype; rows [batch] = Σ row sums; value [1] or null = scale · Σ totals
+struct Gradients {
+    void *x, *dft;  // or null
+    int64_t features, stride;
+    bool wide;
+    double* rows;
+    float* value;
 };
 
 void fused_loss(const LaunchOn&, const Flash&);
-// grad_x [batch, slack] (float where `wide_x`) = scale · Σ slabs; rows [batch] = Σ row sums;
-// value [1] or null = scale · Σ totals
-void finish(const LaunchOn&, const Flash&, void* grad_x, int64_t stride, bool wide_x, double* rows, float* value);
+void finish(const LaunchOn&, const Flash&, const Gradients&);
 
 // What a caller needs to size its work.
 int64_t tile_labels();   // a block has a multiple of so many labels

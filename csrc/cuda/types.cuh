@@ -25,6 +25,12 @@ __device__ __forceinline__ __half narrow(float v) { return __float2half_rn(v); }
 template <>
 __device__ __forceinline__ __nv_bfloat16 narrow(float v) { return __float2bfloat16_rn(v); }
 
+// The same for a number that the tensor cores read: to the nearest tf32, of which they would cut digits off.
+template <class T>
+__device__ __forceinline__ T operand(float v) { return narrow<T>(v); }
+template <>
+__device__ __forceinline__ float operand(float v) { return __int_as_float(int(round_tf32(v))); }
+
 using Left = uint32_t[4];      // 16 rows, one step
 using Right = uint32_t[2][2];  // one step, two times 8 columns
 using Sum = float[4];          // 16 rows, 8 columns: see multiply

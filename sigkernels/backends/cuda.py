@@ -135,7 +135,7 @@ def _unsupported(device: int) -> str | None:
 def _sizes(kind: str, batch: int, slack: int, device: int) -> FlashSizes:
     module = _module()
     group, blocks = module.rows_of_block(kind, batch, slack, device), module.processors(device)
-    return FlashSizes(module.TILE, rows_of_launch(group, slack, blocks), blocks, group, marks=False)
+    return FlashSizes(module.TILE, rows_of_launch(group, slack, blocks), blocks, group, marks=False, turns=True)
 
 
 def rows_of_launch(group: int, slack: int, blocks: int) -> int:
@@ -178,6 +178,8 @@ class FlashFields(NamedTuple):
     slabs: int
     row_sums: int
     totals: int
+    turns: int
+    factors: int
 
 
 LOSS_FIELDS = ElementwiseParams._fields[:-2]  # without the weights of labels
@@ -195,10 +197,19 @@ class CUDAKernels:
     def fused_loss(self, launch: FlashLaunch) -> None:
         _module().fused_loss(*self._seen(launch))
 
-    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
+    def finish(
+        self,
+        launch: FlashLaunch,
+        grad_x: Tensor | None,
+        grad_features: Tensor | None,
+        rows: Tensor,
+        value: Tensor | None,
+    ) -> None:
         _module().finish(
             *self._seen(launch),
             grad_x=_address(grad_x),
+            grad_features=_address(grad_features),
+            features=0 if grad_features is None else grad_features.shape[1],
             stride=0 if grad_x is None else grad_x.stride(0),
             wide=grad_x is not None and grad_x.dtype == torch.float32,
             rows=rows.data_ptr(),
@@ -218,7 +229,7 @@ class CUDAKernels:
             for tensor in (
                 launch.bias, launch.basis, launch.coef, launch.indices, launch.offsets, dense, launch.label_weight, launch.pos_weight,
                 launch.row_factor, launch.out_scale, launch.grad_weight, launch.grad_bias, launch.grad_coef, launch.weight_sums,
-                launch.bias_sums, launch.slabs, launch.row_sums, launch.totals,
+                launch.bias_sums, launch.slabs, launch.row_sums, launch.totals, *(launch.turns or (None, None)),
             )
         ]  # fmt: skip
         gradient = launch.grad_weight if launch.grad_weight is not None else launch.grad_bias

@@ -25,6 +25,18 @@ ABSENT = (
 MARKED = 32  # labels whose positives are one word of ``marks``
 
 
+class Turns(NamedTuple):
+    """The waves of every block as complex numbers, cosines + i sines of k+1 frequencies: factor[r, j] · turn[block, j].
+
+    A group has 16 frequencies. Frequency 0 has the constant as its imaginary part: numbers 1 … 2k+1 are the features.
+    """
+
+    # [groups, words, 32, per], dtype of x: a word has ``per`` neighbouring blocks, two of 16 bits and one of 32, and so many
+    # that they are a multiple of 8, with zeros for blocks that are not there. Part i of frequency 4 t + q is at 8 q + 4 i + t.
+    turns: Tensor
+    factors: Tensor  # float32 [groups, 16 frequencies, 16, 2]
+
+
 class FlashSizes(NamedTuple):
     """How a backend cuts a problem; a prediction of its times chose them."""
 
@@ -33,6 +45,7 @@ class FlashSizes(NamedTuple):
     blocks: int  # that run on the device at once
     group: int  # rows that a block keeps on chip; those of a launch are taken one group after the other
     marks: bool  # whether the kernels want room for ``marks``
+    turns: bool  # whether ``finish`` makes the gradient of the DFT features; else a product does
 
 
 class FlashLaunch(NamedTuple):
@@ -44,6 +57,7 @@ class FlashLaunch(NamedTuple):
     # [T+1, 16] dtype of x: the DFT of any block. Column 15 is 0 but in row T, which has nothing else: ABSENT.
     basis: Tensor | None
     coef: Tensor | None  # [B, blocks · 16] dtype of x: the features of a block's basis, for every block; column 15: 0
+    turns: Turns | None  # of these blocks, for a ``finish`` that makes the gradient of the DFT features
     block_labels: int  # T: a multiple of the tile
     blocks: int  # ceil(m / T)
     indices: Tensor | None  # int64 [nnz] global labels, ascending in each row; None: targets are dense
@@ -63,7 +77,8 @@ class FlashLaunch(NamedTuple):
     marks: Tensor | None
     grad_weight: Tensor | None  # [m, s] contiguous: dtype of weight, or float32
     grad_bias: Tensor | None  # [m]: dtype of bias, or float32
-    grad_coef: Tensor | None  # [B, blocks · 16] dtype of x
+    # [B, blocks · 16] dtype of x. Where there are turns: in the kernels' own order, which has an even number of blocks.
+    grad_coef: Tensor | None
     slabs: Tensor | None  # float32 [blocks, B, s]
     row_sums: Tensor  # float32 [blocks, B]: the loss of the block's labels
     totals: Tensor  # float64 [blocks]: row_sums summed over the rows
@@ -81,9 +96,17 @@ class FlashKernels(Protocol):
     def fused_loss(self, launch: FlashLaunch) -> None:
         """The pass over all labels."""
 
-    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
+    def finish(
+        self,
+        launch: FlashLaunch,
+        grad_x: Tensor | None,
+        grad_features: Tensor | None,
+        rows: Tensor,
+        value: Tensor | None,
+    ) -> None:
         """Adds the blocks' sums in a fixed order.
 
         ``grad_x [B, s]``, strided, = scale · out_scale · Σ slabs; ``rows [B]`` float64 = Σ row_sums; ``value []``
-        float32 = scale · Σ totals, rounded once.
+        float32 = scale · Σ totals, rounded once. ``grad_features [B, 2k+1]``, where there are turns, as ``grad_x``:
+        = scale · out_scale · Σ_p grad_coef_p · wavesᵀ of block p.
         """

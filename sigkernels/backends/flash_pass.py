@@ -3,7 +3,7 @@
     coef = x_dft · waves    one library product; the waves are those of every block
     fused_loss              the pass over all labels (``flash_kernels.py``)
     finish                  adds the blocks' sums
-    grad_x_dft = scale · grad_coef · wavesᵀ     one library product
+    grad_x_dft = scale · grad_coef · wavesᵀ     one library product, or a part of ``finish``
 
 Every block of labels is one tile of the DFT plan: the DFT costs the kernel 16 more columns, whatever k is. The constant
 column is not among the waves: three columns of the basis hold the digits of 1/√n, so that the prior of a label is right
@@ -27,7 +27,7 @@ from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .device_tables import DeviceTables
-from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes
+from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes, Turns
 from .gpu_paths import LossShape
 from .interface import LossCall, LossResult, gradient_dtype, label_vector
 from .library_walk import without_autocast
@@ -35,6 +35,7 @@ from .library_walk import without_autocast
 WIDEST = 128  # slack columns
 _CONSTANT = slice(RANK - 4, RANK - 1)  # the columns of the basis that hold the constant; the last one is for kernels
 _WAVES = _CONSTANT.start
+_GROUP = 16  # frequencies of ``Turns``
 _MAX_LABELS = 2**31 - 1  # a label fits an int32 inside the kernels
 # Where the singular values of a block's waves are cut: below the rounding of the factors.
 _EPS = {torch.bfloat16: 1e-4, torch.float16: 2e-5, torch.float32: 2e-5}
@@ -46,10 +47,11 @@ class BlockTables(NamedTuple):
     basis: Tensor  # [T+1, 16]
     waves: Tensor  # [2k+1, blocks · 16]
     back: Tensor  # [blocks · 16, 2k+1]: a view of them
+    turns: Turns | None
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What takes memory on the device."""
-        return self.basis, self.waves
+        return self.basis, self.waves, *(self.turns or ())
 
 
 _tables: DeviceTables[BlockTables] = DeviceTables(256 * 2**20)
@@ -105,14 +107,14 @@ def rank_refusal(meta: LayerMeta, labels: int, dtype: torch.dtype, sizes: FlashS
     return f"the DFT of {labels} labels has more than rank {_WAVES}: too many frequencies for so few labels"
 
 
-def block_tables(layer: Layer, labels: int) -> BlockTables:
+def block_tables(layer: Layer, labels: int, turns: bool) -> BlockTables:
     """The tables for blocks of ``labels`` labels from the layer's first label on; worked out in float64, once."""
     weight, device = layer.weight, layer.weight.device
-    key = (layer.meta, weight.shape[0], labels, weight.dtype, device)
-    return _tables.get(key, device, lambda: _work_out(layer, labels))
+    key = (layer.meta, weight.shape[0], labels, turns, weight.dtype, device)
+    return _tables.get(key, device, lambda: _work_out(layer, labels, turns))
 
 
-def _work_out(layer: Layer, labels: int) -> BlockTables:
+def _work_out(layer: Layer, labels: int, turns: bool) -> BlockTables:
     n, dtype, device = layer.num_labels, layer.weight.dtype, layer.weight.device
     shared = plan(n, layer.k, labels, _EPS[dtype], False)
     cos, sin = (turned.T[..., None] for turned in shared.rotations(shared.starts(layer.label_start, layer.num_rows)))
@@ -132,8 +134,31 @@ def _work_out(layer: Layer, labels: int) -> BlockTables:
         basis[:labels, part] = _rounded(left, dtype)
         left -= basis[0, part]
     columns = _product_tensor(waves.reshape(len(waves), -1), dtype, device)
+    made = None
+    if turns:
+        factors = np.zeros((layer.k + 1, RANK), np.complex128)
+        factors[1:, even], factors[1:, odd] = v_even[:, 0], 1j * v_odd[:, 0]
+        factors[0, _CONSTANT] = 2.0**-power
+        made = _turns(cos[..., 0] + 1j * sin[..., 0], factors, dtype, device)
     with torch.inference_mode(False):
-        return BlockTables(_product_tensor(basis, dtype, device), columns, columns.t())
+        return BlockTables(_product_tensor(basis, dtype, device), columns, columns.t(), made)
+
+
+def _turns(turned: np.ndarray, factors: np.ndarray, dtype: torch.dtype, device: torch.device) -> Turns:
+    """``turned [k, blocks]`` and ``factors [k+1, 16]`` in the order of the kernels."""
+    per, blocks = 4 // dtype.itemsize, turned.shape[1]
+    groups, words = -(-len(factors) // _GROUP), -(-blocks // (8 * per)) * 8
+    turns = np.zeros((groups * _GROUP, words * per), np.complex128)
+    turns[0, :blocks], turns[1 : len(factors), :blocks] = 1j, turned
+    parts = np.stack((turns.real, turns.imag)).reshape(2, groups, 4, 4, words, per)  # i, group, t, q, word, block
+    weights = np.zeros((groups * _GROUP, RANK), np.complex128)
+    weights[: len(factors)] = factors
+    pairs = np.stack((weights.real, weights.imag), -1).reshape(groups, _GROUP, RANK, 2)
+    with torch.inference_mode(False):
+        return Turns(
+            _product_tensor(parts.transpose(1, 4, 3, 0, 2, 5).reshape(groups, words, 2 * _GROUP, per), dtype, device),
+            torch.tensor(pairs, dtype=torch.float32).to(device),
+        )
 
 
 def _product_tensor(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -217,10 +242,13 @@ def plan_of(
     labels = block_labels(m, sizes)
     blocks, rows, wide = -(-m // labels), min(batch, sizes.rows), torch.float32
     in_groups = sizes.group < rows and batch <= sizes.rows and gradient_dtype(dtype) != wide
+    of_coef = (
+        rows * (blocks + blocks % 2) if sizes.turns else batch * blocks
+    )  # gradients in the kernels' order, or rows
     wanted = (
         (True, blocks, torch.float64), (True, blocks * rows, wide), (need_x, blocks * rows * slack, wide),
         (sparse and sizes.marks, blocks * labels // MARKED * rows, torch.int32), (dft, batch * blocks * RANK, dtype),
-        (dft and need_x, batch * blocks * RANK, dtype), (in_groups and need_weight, m * slack, wide),
+        (dft and need_x, of_coef * RANK, dtype), (in_groups and need_weight, m * slack, wide),
         (in_groups and need_bias, m, wide),
     )  # fmt: skip
     there, parts = list[int](), list[tuple[int, torch.dtype | None] | None]()
@@ -245,7 +273,7 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
     sizes = kernels.sizes(x, slack, columns > 0)
     cut = plan_of(m, slack, batch, columns > 0, call.needs, sets is not None, x.dtype, sizes)
     labels, blocks, several = cut.labels, cut.blocks, cut.several
-    tables = block_tables(layer, labels) if columns else None
+    tables = block_tables(layer, labels, sizes.turns) if columns else None
     factors = gradient_factors(call, params)
     sum_dtype = torch.float32 if several else out_dtype  # of sums that several launches add to
     scratch = cut.scratch(x)
@@ -262,7 +290,7 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
             grad_features, grad_slack_x = grad_x.split_with_sizes((columns, slack), 1)
     whole = FlashLaunch(
         slack_x, weight, None if layer.bias is None else layer.bias.contiguous(),
-        None if tables is None else tables.basis, scratch.coef, labels, blocks, indices, offsets, dense, layer.label_start,
+        None if tables is None else tables.basis, scratch.coef, None if tables is None else tables.turns, labels, blocks, indices, offsets, dense, layer.label_start,
         params, label_vector(params.weight, layer, torch.float32), label_vector(params.pos_weight, layer, torch.float32),
         factors.row, factors.scale, factors.out, False, scratch.marks, grad_weight, grad_bias, scratch.grad_coef,
         scratch.slabs, scratch.row_sums, scratch.totals, scratch.weight_sums, scratch.bias_sums,
@@ -272,12 +300,15 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
             part = slice(start, start + sizes.rows)
             launch = _rows_of(whole, start, min(start + sizes.rows, batch))
             kernels.fused_loss(launch)
-            kernels.finish(launch, None if grad_slack_x is None else grad_slack_x[part], rows[part], value)
+            grad, of_features = (
+                None if all_rows is None else all_rows[part] for all_rows in (grad_slack_x, grad_features)
+            )
+            kernels.finish(launch, grad, of_features, rows[part], value)
         grad_weight, grad_bias = (None if grad is None else grad.to(out_dtype) for grad in (grad_weight, grad_bias))
     else:
         kernels.fused_loss(whole)
-        kernels.finish(whole, grad_slack_x, rows, value)
-    if tables is not None and grad_features is not None and scratch.grad_coef is not None:
+        kernels.finish(whole, grad_slack_x, grad_features, rows, value)
+    if tables is not None and tables.turns is None and grad_features is not None and scratch.grad_coef is not None:
         _add_dft(grad_features, scratch.grad_coef, tables.back, factors)
     return LossResult(rows, grad_x, grad_weight, grad_bias, value=value)
 
@@ -302,7 +333,7 @@ def _rows_of(launch: FlashLaunch, start: int, stop: int) -> FlashLaunch:
     return launch._replace(
         x=launch.x[part], coef=rows(launch.coef), dense=rows(launch.dense), row_factor=rows(launch.row_factor),
         offsets=None if launch.offsets is None else launch.offsets[start : stop + 1], accumulate=start > 0,
-        grad_coef=rows(launch.grad_coef),
+        grad_coef=launch.grad_coef if launch.turns is not None else rows(launch.grad_coef),
     )  # fmt: skip
 
 

@@ -74,9 +74,21 @@ class ReferenceKernels:
                         values[0] = shaped(sums, *out.shape)[part].copy_(values[0])
                 out[part] = values[0]
             if launch.grad_coef is not None and launch.basis is not None:
-                launch.grad_coef[:, columns] = (g @ launch.basis[: len(weight)].double()).to(launch.grad_coef.dtype)
+                shaped(launch.grad_coef, batch, blocks * RANK)[:, columns] = g @ launch.basis[: len(weight)].double()
             if slabs is not None:
                 slabs[block] = g @ weight
+
+    @staticmethod
+    def of_features(launch: FlashLaunch) -> Tensor:
+        """The sums over the blocks, of numbers 1 and following of the frequencies."""
+        assert launch.turns is not None and launch.grad_coef is not None
+        turns, factors = (part.double() for part in launch.turns)
+        groups, words, _, per = turns.shape
+        turns = turns.view(groups, words, 4, 2, 4, per).permute(3, 0, 4, 2, 1, 5).reshape(2, groups * 16, words * per)
+        turned = torch.complex(*turns)[:, : launch.blocks]
+        coef = shaped(launch.grad_coef, len(launch.x), launch.blocks, RANK).to(torch.complex128)
+        made = torch.einsum("jr,jp,bpr->bj", torch.view_as_complex(factors).flatten(0, 1), turned, coef)
+        return torch.view_as_real(made).flatten(1)[:, 1:]
 
     def groups(self, rows: int) -> list[slice]:
         """The rows of a launch that a block has on chip together."""
@@ -109,13 +121,22 @@ class ReferenceKernels:
         f, g = y * positive + (1 - y) * negative, y * up + (1 - y) * down
         return (f, g) if launch.label_weight is None else (f * launch.label_weight[part], g * launch.label_weight[part])
 
-    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
+    def finish(
+        self,
+        launch: FlashLaunch,
+        grad_x: Tensor | None,
+        grad_features: Tensor | None,
+        rows: Tensor,
+        value: Tensor | None,
+    ) -> None:
         self.calls.append("finish")
         factor = launch.scale * (1.0 if launch.out_scale is None else float(launch.out_scale))
         if grad_x is not None:
             slabs = shaped(launch.slabs, launch.blocks, *launch.x.shape)
             assert slabs is not None
             grad_x.copy_(slabs.double().sum(0) * factor)
+        if grad_features is not None and launch.turns is not None:
+            grad_features.copy_(self.of_features(launch)[:, : grad_features.shape[1]] * factor)
         rows.copy_(shaped(launch.row_sums, launch.blocks, len(rows)).double().sum(0))
         if value is not None:
             value.copy_(shaped(launch.totals, launch.blocks).sum() * launch.scale)

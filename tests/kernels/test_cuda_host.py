@@ -115,6 +115,16 @@ def test_any_number_of_blocks(cuda_on_host, monkeypatch, processors):
     cuda._sizes.cache_clear()
 
 
+def test_more_blocks_than_are_added_at_once(cuda_on_host, monkeypatch):
+    """169 blocks."""
+    monkeypatch.setenv("SHIM_PROCESSORS", "200")
+    cuda._sizes.cache_clear()
+    for kind in DTYPES.values():
+        p = problem(Size(6, 5400, 20, 4), kind)
+        agrees(p, BCE(), fused(cuda_on_host, p, BCE()))
+    cuda._sizes.cache_clear()
+
+
 @pytest.mark.parametrize("limit", [99, 163, 227])
 def test_block_shapes_of_devices(cuda_on_host, monkeypatch, limit):
     """What fits into the shared memory of a block of sm_120, sm_80 and sm_90."""
@@ -322,7 +332,9 @@ def _finish_on(kernels, device):
     numbers |= dict(scale=1.0, row_sums=sums.data_ptr(), totals=totals.data_ptr())
     fields = cuda.FlashFields(**dict.fromkeys(cuda.FlashFields._fields, 0) | numbers)
     flash = kernels.Flash("bfloat16", BCE().kernel_params()[: len(cuda.LOSS_FIELDS)], fields)
-    kernels.finish(device, 0, flash, grad_x=0, stride=0, wide=False, rows=rows.data_ptr(), value=0)
+    kernels.finish(
+        device, 0, flash, grad_x=0, grad_features=0, features=0, stride=0, wide=False, rows=rows.data_ptr(), value=0
+    )
     assert rows.tolist() == [2]
 
 

@@ -47,7 +47,7 @@ PLANTS = {
         "thread", "fused_loss.cuh", "__syncthreads();\n        if (thread() >= THREADS", "if (thread() >= THREADS", "data race"
     ),
     "partial sums meet too early": Plant(
-        "thread", "finish.cuh", "__syncthreads();\n    if (thread() >= 32", "if (thread() >= 32", "data race"
+        "thread", "finish.cuh", "__syncthreads();\n    if (thread() >= COUNT", "if (thread() >= COUNT", "data race"
     ),
     "rows beyond the batch": Plant(
         "address", "fused_loss.cuh", "if (row >= p.batch) continue;", "if (row > p.batch) continue;", "heap-buffer-overflow"
@@ -58,7 +58,16 @@ PLANTS = {
     "beyond the shared memory": Plant(
         "address", "fused_loss.cuh", "+ buffer * S::TILE", "+ (buffer + 1) * S::TILE", "heap-buffer-overflow"
     ),
-    "parts beyond the last": Plant("address", "finish.cuh", "part < parts", "part <= parts", "heap-buffer-overflow"),
+    "parts beyond the last": Plant(
+        "address", "finish.cuh", "parts - mine + SHARES - 1", "parts - mine + SHARES", "heap-buffer-overflow"
+    ),
+    "sums lie where turns are read": Plant(
+        "thread", "waves.cuh", "__syncthreads();  // the turns have been read", "// the turns have been read", "data race"
+    ),
+    "turns are read before they are there": Plant(
+        "thread", "waves.cuh", "wait_for_copies();\n            __syncthreads();", "wait_for_copies();", "data race"
+    ),
+    "words beyond the last": Plant("address", "waves.cuh", "min(word, words - 1)", "word", "heap-buffer-overflow"),
 }  # fmt: skip
 
 

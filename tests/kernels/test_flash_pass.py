@@ -32,7 +32,7 @@ SIZES = {
 def fused(p, loss, kernels=None, needs=None):
     """The pass on the reference kernels: blocks of few tiles, so that there are several."""
     call = LossCall(p.x, p.layer, p.targets, loss, p.scale, needs or (True, True, p.layer.bias is not None))
-    kernels = kernels or ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7, group=64, marks=False))
+    kernels = kernels or ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7, group=64, marks=False, turns=False))
     assert flash_pass.rank_refusal(p.layer.meta, p.layer.num_rows, p.x.dtype, kernels.sizes(p.x, 1, True)) is None
     return without_value(flash_pass.fused_loss(call, kernels), call.scale)
 
@@ -46,12 +46,13 @@ def without_value(result, scale):
     return result._replace(value=None)
 
 
+@pytest.mark.parametrize("turns", [False, True], ids=["product", "turns"])
 @pytest.mark.parametrize("group", [64, 24], ids="groups of {}".format)
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_fused_loss(dtype, name, group):
+def test_fused_loss(dtype, name, group, turns):
     p = problem(SIZES[name], dtype)
-    kernels = ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7, group=group, marks=False))
+    kernels = ReferenceKernels(FlashSizes(tile=32, rows=64, blocks=7, group=group, marks=False, turns=turns))
     check(p, BCE(), fused(p, BCE(), kernels), tf32=dtype == torch.float32)
 
 
@@ -80,7 +81,7 @@ def test_constant_is_right_to_float32():
 
 def test_rows_in_several_launches():
     p = problem(Size(150, 700, 3, 5, bias=True), torch.bfloat16)
-    whole, parts = (ReferenceKernels(FlashSizes(32, rows, 5, rows, marks=False)) for rows in (150, 64))
+    whole, parts = (ReferenceKernels(FlashSizes(32, rows, 5, rows, marks=False, turns=False)) for rows in (150, 64))
     results = [fused(p, BCE(), kernels) for kernels in (whole, parts)]
     assert whole.calls == ["fused_loss", "finish"] and parts.calls == whole.calls * 3
     for result in results:
@@ -98,7 +99,7 @@ def test_a_number_for_all_rows():
         q = q._replace(scale=torch.full_like(q.scale, 1e-7))
         for loss in (BCE(), BCE(weight=torch.rand(300), pos_weight=1e6)):
             call = LossCall(q.x.detach(), q.layer, q.targets, loss, 1e-7, (True, True, True))
-            kernels = ReferenceKernels(FlashSizes(32, 64, 7, 64, marks=False))
+            kernels = ReferenceKernels(FlashSizes(32, 64, 7, 64, marks=False, turns=False))
             with torch.no_grad():
                 made = without_value(flash_pass.fused_loss(call, kernels), call.scale)
             # Eager float16 loses such a factor, and its range.
@@ -137,7 +138,7 @@ def test_refusals(monkeypatch):
     assert reason(dtype=torch.float32) is None
     assert "SigmoidF1" in reason(loss=losses.SigmoidF1()) and "Poly1BCE" in reason(loss=losses.Poly1BCE())
     assert "nothing" in reason(Size(0, 300, 3, 5))
-    sizes = FlashSizes(64, 64, 100, 64, marks=False)
+    sizes = FlashSizes(64, 64, 100, 64, marks=False, turns=False)
     for k, refused in ((10, False), (150, True)):
         layer = problem(Size(1, 1000, k, 4), torch.bfloat16).layer
         assert bool(flash_pass.rank_refusal(layer.meta, layer.num_rows, torch.bfloat16, sizes)) == refused
@@ -178,18 +179,19 @@ class NoKernels(ReferenceKernels):
     def fused_loss(self, launch):
         self.calls.append("fused_loss")
 
-    def finish(self, launch, grad_x, rows, value):
+    def finish(self, launch, grad_x, grad_features, rows, value):
         self.calls.append("finish")
 
 
+@pytest.mark.parametrize("turns", [False, True], ids=["product", "turns"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_launches_of_a_step(dtype):
-    """Two kernels and two products, in however many groups a block takes the rows."""
+def test_launches_of_a_step(dtype, turns):
+    """Two kernels, and two products or one, in however many groups a block takes the rows."""
     p = problem(Size(8, 700, 4, 16, bias=True), dtype)
     call = LossCall(p.x.detach(), p.layer, p.targets, BCE(), 1e-3, (True, True, True))
-    kernels = NoKernels(FlashSizes(32, 64, 7, 4, marks=False))
+    kernels = NoKernels(FlashSizes(32, 64, 7, 4, marks=False, turns=turns))
     flash_pass.fused_loss(call, kernels)  # makes the tables
     with torch.no_grad(), Launches() as launches:
         flash_pass.fused_loss(call, kernels)
-    assert launches.names == ["mm", "addmm_"]
+    assert launches.names == (["mm"] if turns else ["mm", "addmm_"])
     assert kernels.calls[-2:] == ["fused_loss", "finish"]

@@ -102,7 +102,7 @@ def _sizes(chosen: Shape, device: torch.device) -> FlashSizes:
     blocks = 3  # the interpreter's
     if device.type == "cuda":
         blocks = chosen.resident * torch.cuda.get_device_properties(device).multi_processor_count
-    return FlashSizes(chosen.BN, chosen.BM, blocks, chosen.BM, marks=True)
+    return FlashSizes(chosen.BN, chosen.BM, blocks, chosen.BM, marks=True, turns=False)
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -149,7 +149,14 @@ class TritonFlash(NamedTuple):
                 ),
             )  # fmt: skip
 
-    def finish(self, launch: FlashLaunch, grad_x: Tensor | None, rows: Tensor, value: Tensor | None) -> None:
+    def finish(
+        self,
+        launch: FlashLaunch,
+        grad_x: Tensor | None,
+        grad_features: Tensor | None,
+        rows: Tensor,
+        value: Tensor | None,
+    ) -> None:
         batch, slack = launch.x.shape
         spare, dtype, scaled = launch.row_sums, launch.x.dtype, launch.out_scale is not None
         keywords = _finish_keywords(batch <= _FEW, slack, grad_x is not None, scaled, value is not None, dtype)

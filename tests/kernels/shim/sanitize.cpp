@@ -11,7 +11,7 @@ using namespace sk;
 // Several blocks, of which the first has several tiles and the last the rest of one, and a group of rows and the rest of
 // one; nothing a multiple of anything.
 constexpr int64_t batch = 69, labels = 171, block_labels = 160, blocks = 2;
-constexpr int slack = 10;
+constexpr int slack = 6;
 
 template <class T>
 std::vector<T> numbers(int64_t count, float scale) {
@@ -31,7 +31,10 @@ void both_kernels() {
         for (int64_t label = b; label < labels; label += 40) indices.push_back(label);
         offsets.push_back(int64_t(indices.size()));
     }
-    std::vector<T> grad_weight(labels * slack), grad_bias(labels), grad_coef(batch * blocks * 16), grad_x(batch * slack);
+    std::vector<T> grad_weight(labels * slack), grad_bias(labels), grad_coef(batch * 2 * 16), grad_x(batch * slack);
+    const auto turns = numbers<T>(8 * 32 * (4 / sizeof(T)), 1);
+    const std::vector<float> factors(16 * 16 * 2, 0.1f);
+    std::vector<T> grad_features(batch * slack);
     std::vector<float> slabs(blocks * batch * slack), row_sums(blocks * batch);
     std::vector<float> weight_sums(labels * slack), bias_sums(labels);
     std::vector<double> totals(blocks), rows(batch);
@@ -48,9 +51,13 @@ void both_kernels() {
     p.slabs = slabs.data(), p.row_sums = row_sums.data(), p.totals = totals.data();
     SK_LAUNCH(fused_loss_kernel<S>, dim3(blocks), THREADS, S::BYTES, nullptr, p);
 
-    const FinishArgs<T> f{slabs.data(), row_sums.data(), totals.data(), nullptr, 1, blocks, batch, slack, p.wide,
-                          grad_x.data(), slack, rows.data(), &value};
-    SK_LAUNCH(finish_kernel<T>, dim3(unsigned(f.blocks())), THREADS, THREADS * int(sizeof(double)), nullptr, f);
+    FinishArgs<T> f{slabs.data(), row_sums.data(), totals.data(), nullptr, 1, blocks, batch, slack, p.wide,
+                          grad_x.data(), slack, rows.data(), &value,
+                          {grad_coef.data(), turns.data(), factors.data(), slack - 1, nullptr}};
+    const auto finish = [&] { SK_LAUNCH(finish_kernel<T>, dim3(unsigned(f.blocks())), THREADS, WavesGradient<T>::BYTES, nullptr, f); };
+    finish();
+    f.slabs = nullptr, f.waves.gradient = grad_features.data();  // one after the other: not too many threads
+    finish();
     printf("loss %.6f\n", double(value));
 
     p.slabs = nullptr, p.grad_coef = nullptr;  // x needs no gradient
