@@ -1,6 +1,7 @@
 """Repairs: columns and heads that make impossible sets possible, each proved, and compared with exact rational programs."""
 
 import dataclasses
+import importlib
 import itertools
 
 import numpy as np
@@ -12,6 +13,10 @@ from verify_oracle import KINDS, degenerate_matrix, is_argmaxable, is_top
 
 import sigkernels as sk
 from sigkernels.verify import Repair, verify
+from sigkernels.verify import repair_columns as columns
+
+pipeline = importlib.import_module("sigkernels.verify.pipeline")  # beside functions of the same name
+repair_module = importlib.import_module("sigkernels.verify.repair")
 
 YES = ("ARGMAXABLE", "THIN")
 
@@ -102,13 +107,44 @@ def test_all_pairs_need_no_more_than_a_trigonometric_polynomial():
 
 
 @pytest.mark.parametrize("rule", ("threshold", "topk"))
-def test_what_was_possible_needs_no_solver(rule):
+def test_nothing_needs_a_solver_where_the_columns_come_with_inputs(rule):
     rng = np.random.default_rng(8)
     W = 100.0 ** rng.uniform(-1, 1, (30, 1)) * rng.standard_normal((30, 5))
     sets = [np.flatnonzero(W @ x > 0).tolist() for x in rng.standard_normal((6, 5))] + [[1, 2, 3], [4, 8, 20]]
     report = verify(W, sets, rule=rule)
     found = repaired(W, report)
-    assert len(found.impossible) and found.report.stages[0].decided == 8 - len(found.impossible)
+    assert len(found.impossible) and found.report.stages[0].decided == 8
+
+
+@pytest.mark.parametrize("options", ({}, {"rule": "topk"}, {"threshold": 0.3}, {"threshold": "free"}, {"ball": "l2"}))
+@pytest.mark.parametrize("build", (columns._one_for_each, columns._trigonometric))
+def test_proposals_come_with_inputs_that_predict_the_sets(build, options, monkeypatch):
+    """So that many sets need no solver: thousands of linear programs took hours."""
+    rng = np.random.default_rng(10)
+    W = np.exp(rng.uniform(-3, 3, (40, 1))) * rng.standard_normal((40, 3))
+    sets = [rng.choice(40, size, replace=False).tolist() for size in (1, 2, 3, 3)]
+    sets.append(sets[1])
+    monkeypatch.setattr(repair_module, "proposals", lambda question, sets: iter([build(question, sets)]))
+    monkeypatch.setattr(repair_module, "SOLVED", -1)
+    # Beside a bias polynomials are too small for the ball: sets need a solver there.
+    for c in (None, rng.standard_normal(40)) if build is columns._one_for_each else (None,):
+        report = verify(W, sets, c, **options)
+        found = report.repair()
+        assert len(found.impossible) and all(verdict in YES for verdict in found.report.verdicts)
+        assert found.report.check(np.concatenate([W, found.columns], axis=1), bias=c)
+        assert [stage.name for stage in found.report.stages] == ["constant"]
+
+
+def test_columns_that_leave_much_to_solve_are_given_up(monkeypatch):
+    rng = np.random.default_rng(11)
+    W = rng.standard_normal((60, 3))
+    report = verify(W, [rng.choice(60, 4, replace=False).tolist() for _ in range(6)])
+    hopeless = columns.Columns("zeros", np.zeros((60, 1)))
+    monkeypatch.setattr(repair_module, "proposals", lambda *_: iter([hopeless]))
+    assert report.repair().method == "not found"
+    monkeypatch.setattr(repair_module, "SOLVED", 60 * 4 * 5)  # of six sets
+    monkeypatch.setattr(pipeline, "newton", lambda *_: pytest.fail("solved"))
+    assert report.repair().method == "not found"
 
 
 def test_rows_of_every_length_beside_a_constant_column():

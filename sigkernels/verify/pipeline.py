@@ -34,6 +34,7 @@ from .threads import one_blas_thread
 from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
 
 SINGLE_FIRST = ("cuda",)  # devices on which float32 is so much faster that witnesses are sought in it first
+KNOWN_AT_ONCE = 256  # witnesses that are proved by one matrix product
 MOTZKIN_WIDTH = 300  # from this width on, a cheap search for witnesses before Newton pays
 
 
@@ -138,10 +139,12 @@ def decide(
     progress: bool | Callable[[int, int], None] | None = False,
     known: Sequence[Certificate] = (),
     closed_forms: bool = False,
+    solve_at_most: int | None = None,
 ) -> Report:
     """The report on these sets, after every check of what was given.
 
-    ``known``: a certificate for each set to try before anything is solved. ``closed_forms``: try nothing else but those.
+    ``known``: a certificate for each set to try before anything is solved. ``closed_forms``: try nothing else but those;
+    so too where more than ``solve_at_most`` sets are still open after ``known``.
     """
     sets, inverse = distinct_sets(active_labels(given))
     sets = question.with_domain(sets)
@@ -150,10 +153,11 @@ def decide(
     with one_blas_thread(), Progress(progress, len(sets)) as bar:
         began = time.perf_counter()
         ledger = Ledger(question, sets, bar.add)
-        for i, line in enumerate(np.unique(inverse, return_index=True)[1].tolist() if known else ()):
-            ledger.offer(i, known[line])
+        if known:
+            _offer_known(ledger, [known[line] for line in np.unique(inverse, return_index=True)[1].tolist()])
         stages = [StageReport("constant", len(sets), int(ledger.settled().sum()), time.perf_counter() - began)]
-        solvers = question.is_dense and not closed_forms
+        few = solve_at_most is None or len(ledger.open()) <= solve_at_most
+        solvers = question.is_dense and not closed_forms and few
         for stage in _stages(question, xp, device.split(":")[0] in SINGLE_FIRST, executor, solvers):
             which = ledger.open()
             if not len(which):
@@ -166,6 +170,19 @@ def decide(
         if radius and solvers:
             stages += _close_radii(ledger, xp, executor)
     return Report.from_ledger(question, given, inverse, ledger, stages, notes)
+
+
+def _offer_known(ledger: Ledger, known: Sequence[Certificate]) -> None:
+    """Prove a certificate for each set; witnesses many at a time."""
+    witnesses = {i: c.witness for i, c in enumerate(known) if c.kind == "witness" and c.witness is not None}
+    numbers = {i: witness for i, witness in witnesses.items() if witness.dtype == np.float64}  # others are fractions
+    which = np.array(list(numbers), dtype=np.int64)
+    for start in range(0, len(which), KNOWN_AT_ONCE):
+        part = which[start : start + KNOWN_AT_ONCE]
+        ledger.offer_found(Found(part, np.stack([numbers[i] for i in part.tolist()]), [], []))
+    for i, certificate in enumerate(known):
+        if i not in numbers:
+            ledger.offer(i, certificate)
 
 
 def _close_radii(ledger: Ledger, xp: Any, executor: Executor | None) -> Iterable[StageReport]:

@@ -20,6 +20,7 @@ from .repair_columns import proposals
 if TYPE_CHECKING:
     from .report import Report
 
+SOLVED = 10**7  # entries of W of all sets that are solved to verify columns: some ten seconds of linear programs
 POSSIBLE = (Verdict.ARGMAXABLE, Verdict.THIN)
 CLOSED_FORMS = "only closed forms were tried, so THIN sets may have a larger radius"
 
@@ -136,13 +137,14 @@ def repair(report: Report) -> Repair:
     if not len(impossible):
         return Repair(impossible, none, "none", report)
     every = active_labels(report.sets)
-    sets, _ = distinct_sets([every[i] for i in impossible])
+    sets, place = distinct_sets([every[i] for i in impossible])
     plans = [_head_plan(report, impossible, k, codes) for k, codes in _heads(question, sets)]
     heads = tuple(plan for plan in plans if plan is not None)
     found = Repair(impossible, none, "not found", report, heads)
     for columns in proposals(question, sets):
         stored = _in_stored_units(question, columns.values)
-        again = _verified_again(report, stored)
+        inputs = {} if columns.inputs is None else dict(zip(impossible.tolist(), columns.inputs[place], strict=True))
+        again = _verified_again(report, stored, inputs)
         verdicts = again.verdicts[impossible]
         if all(v == Verdict.ARGMAXABLE for v in verdicts):
             return Repair(impossible, stored, columns.method, again, heads)
@@ -174,8 +176,12 @@ def _head_plan(report: Report, impossible: ndarray, k: int, codes: int) -> HeadP
     return HeadPlan(k, codes, again) if all(v in POSSIBLE for v in again.verdicts) else None
 
 
-def _verified_again(report: Report, columns: ndarray) -> Report:
-    """The report on ``[W | columns]``; what was possible still is where the new features are 0, and needs no solver."""
+def _verified_again(report: Report, columns: ndarray, inputs: dict[int, ndarray]) -> Report:
+    """The report on ``[W | columns]``, with what should predict some of its lines.
+
+    What was possible still is where the new features are 0, and needs no solver. Columns that leave many large
+    questions open are given up: a repair is a recommendation, and all sets must be possible for it to be one.
+    """
     from .pipeline import decide
 
     q = report.question
@@ -190,8 +196,18 @@ def _verified_again(report: Report, columns: ndarray) -> Report:
         q.domain,
         q.ball.name,
     )
-    known = [_on_more_columns(report.certificate(i), q, question) for i in range(len(report))]
-    return decide(question, report.sets, [f"{columns.shape[1]} columns were appended to W"], known=known)
+    known = [
+        _in_units_of(question, q, inputs[i]) if i in inputs else _on_more_columns(report.certificate(i), q, question)
+        for i in range(len(report))
+    ]
+    notes = [f"{columns.shape[1]} columns were appended to W"]
+    return decide(question, report.sets, notes, known=known, solve_at_most=SOLVED // (question.n * question.d))
+
+
+def _in_units_of(after: Question, before: Question, witness: ndarray) -> Certificate:
+    if before.threshold_unit:  # a power of two that may differ
+        witness = np.append(witness[:-1], witness[-1] * (before.threshold_unit / after.threshold_unit))
+    return Certificate("witness", witness=witness)
 
 
 def _on_more_columns(certificate: Certificate, before: Question, after: Question) -> Certificate:

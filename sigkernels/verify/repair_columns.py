@@ -14,6 +14,7 @@ A set with signs y is possible for ``[W | V]`` when some input x and features t 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from numpy import ndarray
 from scipy.optimize import OptimizeResult, minimize
 
 from .question import BLOCK, DENSE, ActiveSets, Question, dft_matrix
-from .witness import runs_of
+from .witness import notch_polynomial, runs_of
 
 STEPS = 400  # of the search for columns of one number
 WORK = 3e9  # of one such search, at most: multiplications, and entries that are read or written
@@ -32,10 +33,14 @@ ENOUGH = 0.5  # of the margin that is aimed at: where the search may stop
 
 
 class Columns(NamedTuple):
-    """Columns to append to W [n, c], in units of the rows of the question, not proved yet."""
+    """Columns to append to W [n, c], in units of the rows of the question, not proved yet.
+
+    ``inputs`` [m, d + c]: what should predict each set, the new features after those of W and before a threshold.
+    """
 
     method: str
     values: ndarray
+    inputs: ndarray | None = None
 
 
 def proposals(question: Question, sets: ActiveSets) -> Iterator[Columns]:
@@ -58,16 +63,34 @@ def proposals(question: Question, sets: ActiveSets) -> Iterator[Columns]:
 
 def _one_for_each(question: Question, sets: ActiveSets) -> Columns:
     signs = _signs(sets, np.arange(question.labels)).T
-    return Columns("one column for each set", signs * _row_norms(question)[:, None])
+    inputs = _inputs(question, np.zeros((len(sets), question.d)), np.eye(len(sets)))
+    return Columns("one column for each set", signs * _row_norms(question)[:, None], inputs)
 
 
 def _trigonometric(question: Question, sets: ActiveSets) -> Columns:
     labels = question.labels
-    waves = dft_matrix(labels, max(len(runs_of(active, labels)) for active in sets)) * np.sqrt(labels / 2)
+    degree = max(len(runs_of(active, labels)) for active in sets)
+    size = math.sqrt(labels / 2)  # an entry of 1 in the columns
+    waves = dft_matrix(labels, degree) * size
     norms = _row_norms(question)
-    if question.threshold_unit or question.k >= 0:  # beside a constant column that is there all rows have one unit
-        return Columns("trigonometric columns", waves[:, 1:] * float(np.median(norms)))
-    return Columns("trigonometric columns", waves * norms[:, None])
+    polynomials = np.stack([notch_polynomial(active, labels, degree) for active in sets])
+    old = np.zeros((len(sets), question.d))
+    if not question.threshold_unit and question.k < 0:
+        columns, new = waves * norms[:, None], polynomials / size
+    else:  # beside a constant column that is there all rows have one unit
+        unit = float(np.median(norms))
+        columns, new = waves[:, 1:] * unit, polynomials[:, 1:] / (size * unit)
+        if question.k >= 0:
+            old[:, 0] = polynomials[:, 0]
+        else:
+            old[:, -1] = polynomials[:, 0] / (math.sqrt(labels) * question.threshold_unit)
+    return Columns("trigonometric columns", columns, _inputs(question, old, new))
+
+
+def _inputs(question: Question, old: ndarray, new: ndarray) -> ndarray:
+    """Features of the columns that are there [m, d] and of the new ones [m, c], as large as inputs may be."""
+    parts = (old[:, : question.inputs], new, old[:, question.inputs :])
+    return question.ball.scaled(np.concatenate(parts, axis=1))
 
 
 def _signs(sets: ActiveSets, labels: ndarray) -> ndarray:
@@ -112,15 +135,15 @@ def _learned(question: Question, sets: ActiveSets, fewer_than: int) -> Iterator[
             return
         found = _fit(question, rows[mixed], _signs(sets, mixed), width, steps)
         if found is not None:
-            x, _, v = found
+            x, t, v = found
             values = np.zeros((len(rows), width))
             values[mixed] = v
             rest = np.setdiff1d(np.arange(len(rows)), mixed)
             for part in np.array_split(rest, 1 + len(rest) * len(sets) // BLOCK):
                 reach = x @ rows[part].T
                 values[part, 0] = np.where(count[part] > 0, 1.0 - reach.min(axis=0), -1.0 - reach.max(axis=0))
-            values /= np.maximum(np.max(np.abs(values), axis=0), 1e-300)
-            yield Columns("learned columns", values * norms[:, None])
+            largest = np.maximum(np.max(np.abs(values), axis=0), 1e-300)
+            yield Columns("learned columns", values / largest * norms[:, None], _inputs(question, x, t * largest))
         width += max(1, width // 3)
 
 
