@@ -272,6 +272,7 @@ def test_module():
         (lambda: lml_nll(torch.randn(2, 4), [[1], [4]], 2), ValueError, "label 4"),
         (lambda: lml_nll(torch.randn(2, 4), torch.full((2, 4), 2.0), 2), ValueError, "0, 1"),
         (lambda: lml_nll(torch.randn(2, 4), [[1], [2]], 2, "max"), ValueError, "reduction"),
+        (lambda: sk.LinearHead(2, 4).loss(torch.randn(1, 2), [[1]], sk.LMLNLL(5)), ValueError, "k = 5 .* 4 labels"),
     ],
 )
 def test_bad_input(call, error, words):
@@ -321,28 +322,6 @@ def test_operators_are_registered_soundly():
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(_lml.operator, (z, 3), test_utils=tests)
     torch.library.opcheck(_lml_nll.operator, (z, sets.indices, sets.offsets, None, 3), test_utils=tests)
-
-
-def test_on_a_head(device):
-    head = sk.DFTHead(20, 50, k=3, slack=4, dtype=torch.float64).to(device)
-    h = torch.randn(6, 20, dtype=torch.float64, device=device)
-    sets = random_sets(6, 50).to(device)
-    for reduction in ("mean", "sum", "none"):
-        up = torch.rand(6 if reduction == "none" else (), dtype=torch.float64, device=device) + 0.5
-        head.zero_grad()
-        ours = head.loss(h, sets, sk.LMLNLL(4), reduction=reduction)
-        ours.backward(up)
-        grads = [p.grad.clone() for p in head.parameters()]
-        head.zero_grad()
-        plain = lml_nll(head(h), sets, 4, reduction)
-        plain.backward(up)
-        assert torch.allclose(ours, plain)
-        for got, p in zip(grads, head.parameters(), strict=True):
-            assert torch.allclose(got, p.grad, atol=1e-12)
-    with torch.no_grad():
-        assert torch.allclose(head.loss(h, sets, sk.LMLNLL(4)), lml_nll(head(h), sets, 4))
-    with pytest.raises(ValueError, match="51"):
-        head.loss(h, sets, sk.LMLNLL(51))
 
 
 def test_a_backend_without_a_kernel_is_refused_or_passed_over(monkeypatch):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import sigkernels as sk
 from sigkernels.functional import smooth_topk_svm
-from sigkernels.ops.smooth_topk_svm import _svm
 
 
 def published(row: list[float], label: int, k: int, tau: float) -> float:
@@ -150,23 +149,6 @@ def test_rows_are_worked_on_in_parts(monkeypatch):
     assert torch.equal(torch.autograd.grad(smooth_topk_svm(z, sets, 4), z)[0], whole)
 
 
-def test_on_a_head(device):
-    head = sk.LinearHead(20, 50, dtype=torch.float64).to(device)
-    h = torch.randn(6, 20, dtype=torch.float64, device=device)
-    sets = random_sets(6, 50).to(device)
-    for reduction in ("mean", "none"):
-        up = torch.rand(6 if reduction == "none" else (), dtype=torch.float64, device=device)
-        grads = []
-        for loss in (
-            head.loss(h, sets, sk.SmoothTopKSVM(3, tau=0.5), reduction),
-            smooth_topk_svm(head(h), sets, 3, 0.5, reduction),
-        ):
-            head.zero_grad()
-            loss.backward(up)
-            grads.append([p.grad.clone() for p in head.parameters()])
-        assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*grads, strict=True))
-
-
 def test_the_loss_in_a_compiled_function():
     head, h, dense = sk.LinearHead(20, 50), torch.randn(6, 20), (torch.rand(6, 50) < 0.1).float()
 
@@ -175,21 +157,6 @@ def test_the_loss_in_a_compiled_function():
 
     assert torch.allclose(torch.compile(step, fullgraph=True, backend="aot_eager")(h), step(h))
     assert sk.SmoothTopKSVM(3) == sk.SmoothTopKSVM(3, 1.0) != sk.SmoothTopKSVM(3, 2.0)
-
-
-def test_compiles_whole_and_is_registered_soundly():
-    z, dense = torch.randn(3, 20, requires_grad=True), (torch.rand(3, 20) < 0.2).float()
-
-    def step(z):
-        return smooth_topk_svm(z * 2, dense, 3)
-
-    whole = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(*(torch.autograd.grad(f(z), z)[0] for f in (whole, step)))
-    sets = random_sets(3, 20)
-    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    call = (z, sets.indices, sets.offsets, None, 3, [1.0])
-    torch.library.opcheck(_svm.values.operator, call, test_utils=tests)
-    torch.library.opcheck(_svm.gradient.operator, (torch.ones(3), *call), test_utils=tests)
 
 
 @pytest.mark.parametrize(

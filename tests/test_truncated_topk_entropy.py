@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import sigkernels as sk
 from sigkernels.functional import truncated_topk_entropy
-from sigkernels.ops.truncated_topk_entropy import _entropy
 
 
 def by_hand(row: list[float], positives: list[int], k: int) -> float:
@@ -94,38 +93,6 @@ def test_large_logits_and_shapes():
     before = cube.clone()
     truncated_topk_entropy(cube.transpose(0, 1), [[1]] * 6, 2)
     assert torch.equal(cube, before)
-
-
-def test_on_a_head(device):
-    head = sk.LinearHead(20, 50, dtype=torch.float64).to(device)
-    h = torch.randn(6, 20, dtype=torch.float64, device=device)
-    sets = random_sets(6, 50).to(device)
-    for reduction in ("mean", "none"):
-        up = torch.rand(6 if reduction == "none" else (), dtype=torch.float64, device=device)
-        grads = []
-        for loss in (
-            head.loss(h, sets, sk.TruncatedTopKEntropy(3), reduction),
-            truncated_topk_entropy(head(h), sets, 3, reduction),
-        ):
-            head.zero_grad()
-            loss.backward(up)
-            grads.append([p.grad.clone() for p in head.parameters()])
-        assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*grads, strict=True))
-
-
-def test_compiles_whole_and_is_registered_soundly():
-    z, dense = torch.randn(3, 20, requires_grad=True), (torch.rand(3, 20) < 0.2).float()
-
-    def step(z):
-        return truncated_topk_entropy(z * 2, dense, 3)
-
-    whole = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(*(torch.autograd.grad(f(z), z)[0] for f in (whole, step)))
-    sets = random_sets(3, 20)
-    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    call = (z, sets.indices, sets.offsets, None, 3, [])
-    torch.library.opcheck(_entropy.values.operator, call, test_utils=tests)
-    torch.library.opcheck(_entropy.gradient.operator, (torch.ones(3), *call), test_utils=tests)
 
 
 @pytest.mark.parametrize(
