@@ -31,6 +31,15 @@ _UNIT_ROUNDOFF = 2.0**-24  # of float32
 class Guarantee:
     """What holds for every set of ``size`` labels. ``print`` it to read it in words.
 
+    Attributes:
+        size: of the sets.
+        predictable: whether some input of the classifier matrix predicts each of them.
+        radius: of a ball of such inputs with its centre in the box; 0 where none is promised.
+        source: the columns that the proof uses: ``"constant"``, ``"codes"``, ``"dft"`` or ``"none"``.
+        reachable_in_float32: whether rounding in float32 leaves the signs of the logits as they are.
+        box: the bound on the entries of inputs.
+        reason: why nothing is promised; empty where something is.
+
     Example:
         >>> head = sk.DFTHead(300, 1000, k=10, codes=64)
         >>> promised = head.guarantee(3)
@@ -39,10 +48,10 @@ class Guarantee:
     """
 
     size: int
-    predictable: bool  # some input of the classifier matrix predicts the set
-    radius: float  # of a ball of such inputs in the box, 0 where none is promised
-    source: Literal["constant", "codes", "dft", "none"]  # the columns that the proof uses
-    reachable_in_float32: bool  # rounding in float32 leaves the signs of the logits as they are
+    predictable: bool
+    radius: float
+    source: Literal["constant", "codes", "dft", "none"]
+    reachable_in_float32: bool
     box: float = BOX
     reason: str = ""
 

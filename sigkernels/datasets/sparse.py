@@ -22,6 +22,12 @@ class SparseDataset:
     ``features.indices`` and ``features.offsets[:-1]`` are what ``torch.nn.EmbeddingBag`` takes;
     ``features.to_scipy()`` is what scikit-learn takes.
 
+    Attributes:
+        features: N sets; their ``num_labels`` is the number of features.
+        labels: N sets; their ``num_labels`` is the number of labels.
+        names: ``[N]`` strings, what each example is, or None.
+        label_names: ``[n]`` strings, or None.
+
     Example:
         >>> data = sk.datasets.synthetic(n=1000, k=8, num_examples=100).load()
         >>> train, test = data.split(0.2)
@@ -29,10 +35,10 @@ class SparseDataset:
         (80, 20)
     """
 
-    features: LabelSets  # [N], num_labels = number of features
-    labels: LabelSets  # [N], num_labels = number of labels
-    names: np.ndarray | None = None  # [N] str: what each example is
-    label_names: np.ndarray | None = None  # [n] str
+    features: LabelSets
+    labels: LabelSets
+    names: np.ndarray | None = None
+    label_names: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("features", "labels"):
@@ -77,7 +83,10 @@ class SparseDataset:
         return self[order[test:]], self[order[:test]]
 
     def batches(self, batch_size: int, seed: int | None = None, drop_last: bool = False) -> Iterator[SparseDataset]:
-        """Consecutive batches; with a ``seed`` in a random order that depends on nothing else."""
+        """Consecutive batches of ``batch_size`` examples; with a ``seed`` in a random order that depends on nothing else.
+
+        ``drop_last``: leave out a last batch that is shorter.
+        """
         batch_size = check_int("batch_size", batch_size, 1)
         order = None if seed is None else torch.from_numpy(np.random.default_rng(seed).permutation(len(self)))
         end = len(self) - len(self) % batch_size if drop_last else len(self)
