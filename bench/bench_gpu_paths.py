@@ -32,7 +32,7 @@ def times_of(shape: ShapeClass) -> dict[GPUPath, list[float]]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("shape", all_classes(), ids=str)
+@pytest.mark.parametrize("shape", list(all_classes()), ids=str)
 def test_gpu_paths(benchmark, shape, path):
     taken = times_of(shape).get(path)
     if taken is None:
