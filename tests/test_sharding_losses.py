@@ -188,6 +188,16 @@ def verified(head: sk.Head) -> list[float]:
     return [*map(float, report.radius_lo), *map(float, report.radius_hi)]
 
 
+@torch.no_grad()
+def promised(head: sk.Head) -> list[float]:
+    """In closed form, by the lowest and the highest bias of all ranks."""
+    if not isinstance(head, sk.DFTHead):
+        return []
+    if head.bias is not None:
+        head._own_rows("bias").copy_(head.own_labels(torch.linspace(-4.0, 1.0, head.num_labels)))
+    return [head.guarantee(size).radius for size in range(3)]
+
+
 def _worker(rank: int, folder, world: int) -> None:
     join(folder, rank, world)
     mesh = init_device_mesh("cpu", (world,))
@@ -205,6 +215,7 @@ def _worker(rank: int, folder, world: int) -> None:
             )
             out[f"verbs {name} {n}"] = verbs(head, batch(0, n)[0])
             out[f"verified {name} {n}"] = verified(head)
+            out[f"promised {name} {n}"] = promised(head)
     with pytest.raises(ValueError, match=r"formula of Softmax needs all logits of a row .* on \d ranks; use LMLNLL"):
         HEADS["linear"](N, device_mesh=mesh).loss(*batch(0, N), Softmax())
     torch.save(out, folder / f"{rank}.pt")
@@ -225,6 +236,8 @@ def whole() -> Iterator[dict[str, list]]:
             out[f"verbs {name} {n}"] = verbs(make(n), batch(0, n)[0])
             torch.manual_seed(0)
             out[f"verified {name} {n}"] = verified(make(n))
+            torch.manual_seed(0)
+            out[f"promised {name} {n}"] = promised(make(n))
     yield out
     torch.set_num_threads(threads)
 
