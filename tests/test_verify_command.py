@@ -41,6 +41,18 @@ def test_stored_zeros_are_no_labels(files, capsys):
     assert load_label_sets(str(files / "zero.npz"), 12).to_lists() == [[YES[0][0]]]
 
 
+def test_lines_that_are_comments_are_no_sets(files):
+    (files / "notes.txt").write_text("# three sets\n1,2 # the first\n  # and more\n\n3 7:0.5\n")
+    assert load_label_sets(str(files / "notes.txt"), 12).to_lists() == [[1, 2], [], [3]]
+
+
+@pytest.mark.parametrize("line", ("1_0", "1.0", "1;2", "[1]", "²", "٣"))
+def test_lines_that_are_no_label_numbers(files, line):
+    (files / "bad.txt").write_text(f"1 2\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"bad.txt, line 2: .* is not a list of label numbers"):
+        load_label_sets(str(files / "bad.txt"), 12)
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 from ..labels import LabelSets
 from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays
 
+NUMBER = re.compile("[+-]?[0-9]+")  # int() also takes 1_000 and digits of other scripts
+
 
 def load_label_sets(path: str, num_labels: int) -> LabelSets:
     """Label sets from ``.npz`` (indices and offsets, a scipy sparse matrix, or one dense 0/1 matrix), ``.npy`` or text.
 
     Text has one set per line, labels separated by commas or spaces; in svmlight lines the features (``7:0.5``) and
-    comments (``# …``) are skipped. An empty line is the empty set.
+    comments (``# …``) are skipped. An empty line is the empty set; a line that is a comment and no more is none.
     """
     file = existing_file(path)
     try:
@@ -84,12 +87,13 @@ def _whole_numbers(file: Path, name: str, values: Any) -> torch.Tensor:
 def _text_sets(file: Path) -> list[list[int]]:
     sets = []
     for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1):
-        words = line.split("#")[0].replace(",", " ").split()
-        try:
-            sets.append([int(w) for w in words if ":" not in w])
-        except ValueError:
+        if line.lstrip().startswith("#"):
+            continue
+        labels = [word for word in line.split("#")[0].replace(",", " ").split() if ":" not in word]
+        if not all(NUMBER.fullmatch(word) for word in labels):
             raise BadFile(
                 f"{file}, line {number}: {line.strip()[:60]!r} is not a list of label numbers; a line is one set, its "
                 "labels separated by commas or spaces"
-            ) from None
+            )
+        sets.append([int(word) for word in labels])
     return sets
