@@ -25,13 +25,13 @@ class FixedColumns(NamedTuple):
     @property
     def mark(self) -> Tensor:
         """``[]``, int64, in ordinary memory."""
-        return torch.tensor(self.codes * _RADIX + self.k)
+        return torch.tensor(self.codes * _RADIX + self.k, device="cpu")
 
     @classmethod
     def of_mark(cls, mark: Any) -> FixedColumns | None:
         """None where there is no mark, as in states of before there was one, or it is not one any more."""
         if isinstance(mark, np.ndarray):
-            mark = torch.as_tensor(mark)
+            mark = torch.as_tensor(mark, device="cpu")
         if not isinstance(mark, Tensor) or mark.ndim or mark.is_meta or mark.dtype != torch.int64:
             return None
         codes, k = divmod(int(mark), _RADIX)

@@ -36,7 +36,8 @@ def log_odds(prior: Prior, num_labels: int, *, per_label: bool) -> Tensor | floa
     if isinstance(prior, LabelSets) or (dimensions != 1 and isinstance(prior, Iterable) and dimensions != 0):
         return _of_sets(LabelSets.of(prior, num_labels, name="prior"), per_label)
     if dimensions == 1:
-        frequencies = _check_frequencies(torch.as_tensor(prior), num_labels)
+        given = prior if isinstance(prior, Tensor) else torch.as_tensor(prior, device="cpu")
+        frequencies = _check_frequencies(given, num_labels)
         return torch.logit(frequencies) if per_label else _logit(float(frequencies.mean()))
     return _logit(_check_active(prior, num_labels) / num_labels)
 

@@ -165,3 +165,18 @@ def test_adam_is_the_fused_one(monkeypatch):
     monkeypatch.setattr(torch.optim, "Adam", Adam)
     tiny(epochs=1).fit(X, DENSE)
     assert [optimizer.defaults["fused"] for optimizer in made] == [True]
+
+
+@pytest.mark.parametrize("head", ["dft", "linear"])
+def test_torchs_default_dtype_is_not_ours(head):
+    """Features come as float32, and a program that works in float64 may fit a classifier, too."""
+    expected = tiny(head=head).fit(X, DENSE)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = tiny(head=head).fit(X, DENSE)
+        sparse = tiny(head=head).fit(scipy.sparse.csr_matrix(X), DENSE)
+        assert np.array_equal(model.decision_function(X), expected.decision_function(X))
+        assert np.array_equal(sparse.predict(X), model.predict(X))
+        assert sk.verify(model, DENSE[:2]).check()
+    finally:
+        torch.set_default_dtype(torch.float32)

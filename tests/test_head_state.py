@@ -88,6 +88,9 @@ def test_the_mark():
     for k, codes in ((0, 0), (10, 16), (2_000_000, 4096)):
         assert FixedColumns.of_mark(FixedColumns(k, codes).mark) == (k, codes)
     assert FixedColumns.of_mark(torch.tensor(10, device="meta")) is None
+    with torch.device("meta"):
+        assert FixedColumns.of_mark(FixedColumns(2, 16).mark) == (2, 16)
+        assert FixedColumns.of_mark(FixedColumns(2, 16).mark.numpy()) == (2, 16)
     head = saved_head()
     assert not list(head.buffers())  # DDP sends all buffers before each forward
     assert head.state_dict()[MARK].shape == () and "num_labels=60" in repr(head)

@@ -137,3 +137,14 @@ def test_bad_priors_are_refused_and_change_nothing(name, prior, error, words):
 def test_a_head_without_a_place_for_it_says_so():
     with pytest.raises(ValueError, match="bias=True"):
         sk.LinearHead(32, N, bottleneck=6).init_prior(3)
+
+
+@pytest.mark.parametrize("form", (torch.as_tensor, torch.Tensor.numpy, lambda _: labels()))
+def test_a_head_built_without_data_takes_a_prior_with_data(form):
+    """``with torch.device("meta")`` moves what ``torch.as_tensor`` is given, a tensor with numbers too."""
+    prior = form(torch.full((N,), 0.1))
+    with torch.device("meta"):
+        head = sk.DFTHead(64, N, k=3, bias=True, prior=prior)
+    head = head.to_empty(device="cpu")
+    head.reset_parameters()
+    assert torch.equal(head.bias, sk.DFTHead(64, N, k=3, bias=True, prior=prior).bias)

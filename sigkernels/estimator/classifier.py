@@ -294,9 +294,10 @@ class MultiLabelClassifier(Predictor, ClassifierMixin, BaseEstimator):
 
     def _build_head(self, labels: LabelSets, prior: Tensor) -> Head:
         """The head, with a bias for each label that starts at its frequency, ``prior [n]``."""
+        n, settings = labels.num_labels, {"bias": True, "prior": prior, "dtype": torch.float32}
         if self.head == "linear":
             hidden = DEFAULT_HIDDEN if self.hidden is None else self.hidden
-            return LinearHead(hidden, labels.num_labels, bottleneck=self.bottleneck, bias=True, prior=prior)
+            return LinearHead(hidden, n, bottleneck=self.bottleneck, **settings)
         k = suggest_k(labels) if self.k is None else self.k
         slack = suggest_slack(labels) if self.slack is None else self.slack
         codes = self._codes(labels, 2 * k + 1 + slack)
@@ -310,7 +311,7 @@ class MultiLabelClassifier(Predictor, ClassifierMixin, BaseEstimator):
             )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "in_features")  # the same, by the name of the head's argument
-            return DFTHead(hidden, labels.num_labels, k=k, slack=slack, codes=codes, bias=True, prior=prior)
+            return DFTHead(hidden, n, k=k, slack=slack, codes=codes, **settings)
 
     def _codes(self, labels: LabelSets, other_columns: int) -> int:
         if self.codes is not None:

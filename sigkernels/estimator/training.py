@@ -47,9 +47,9 @@ class Encoder(nn.Module):
 
     def __init__(self, width: int, hidden: int, mean_square: float) -> None:
         super().__init__()
-        self.embedding = nn.EmbeddingBag(width, hidden, mode="sum")
+        self.embedding = nn.EmbeddingBag(width, hidden, mode="sum", dtype=torch.float32)  # as features come
         nn.init.normal_(self.embedding.weight, std=max(mean_square, 1e-12) ** -0.5)
-        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.bias = nn.Parameter(torch.zeros(hidden, dtype=torch.float32))
 
     def forward(self, x: Batch) -> Tensor:
         if isinstance(x, Tensor):
