@@ -294,7 +294,8 @@ class MultiLabelClassifier(Predictor, ClassifierMixin, BaseEstimator):
 
     def _build_head(self, labels: LabelSets, prior: Tensor) -> Head:
         """The head, with a bias for each label that starts at its frequency, ``prior [n]``."""
-        n, settings = labels.num_labels, {"bias": True, "prior": prior, "dtype": torch.float32}
+        n = labels.num_labels
+        settings: dict[str, Any] = {"bias": True, "prior": prior, "dtype": torch.float32}
         if self.head == "linear":
             hidden = DEFAULT_HIDDEN if self.hidden is None else self.hidden
             return LinearHead(hidden, n, bottleneck=self.bottleneck, **settings)
