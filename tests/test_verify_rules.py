@@ -194,11 +194,74 @@ def test_a_linear_classifier_of_scikit_learn():
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((80, 3)), rng.integers(0, 5, 80)
     model = linear_model.LogisticRegression().fit(X, y)
-    report = verify(model, [[i] for i in range(5)], rule="argmax")
+    report = verify(model, [[i] for i in range(5)])  # it predicts the highest score
     truth = [is_top(model.coef_, [i], model.intercept_) for i in range(5)]
-    assert decided(report) == truth
+    assert decided(report) == truth and report.question.rule.name == "argmax"
     for i in np.flatnonzero(truth):
         assert model.predict(report.witness(i)[None, :])[0] == i
+    assert verify(model, [[1, 2]], threshold=0.5).question.rule.name == "threshold"
+    binary = linear_model.LogisticRegression().fit(X, y > 2)
+    assert verify(binary, [[0], []]).question.rule.name == "threshold"
+
+
+def scikit_learns_classifiers():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    multiclass, multioutput = pytest.importorskip("sklearn.multiclass"), pytest.importorskip("sklearn.multioutput")
+    svm, logistic = pytest.importorskip("sklearn.svm"), linear_model.LogisticRegression
+    return {
+        "classes": (linear_model.SGDClassifier(), svm.LinearSVC(), linear_model.Perceptron(), svm.LinearSVC(fit_intercept=False),
+                    linear_model.RidgeClassifier(), linear_model.RidgeClassifier(fit_intercept=False),
+                    multiclass.OneVsRestClassifier(svm.LinearSVC())),
+        "labels": (multiclass.OneVsRestClassifier(logistic()), multioutput.MultiOutputClassifier(logistic(fit_intercept=False)),
+                   linear_model.RidgeClassifier(), multiclass.OneVsRestClassifier(svm.SVC(kernel="linear"))),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ("classes", "labels"))
+def test_classifiers_of_scikit_learn_are_verified_by_the_rule_by_which_they_predict(kind):
+    """What one has predicted is possible, and at a witness it predicts the set."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((150, 2))
+    Y = (X @ rng.standard_normal((2, 6)) + 0.3 * rng.standard_normal(6) > 0).astype(int)
+    for model in scikit_learns_classifiers()[kind]:
+        model.fit(X, Y[:, 0] + Y[:, 1] + 2 * Y[:, 2] if kind == "classes" else Y)
+        predicted = np.unique(model.predict(X), axis=0)
+        sets = [[list(model.classes_).index(c)] for c in predicted] if kind == "classes" else predicted
+        report = verify(model, sets)
+        assert all(decided(report)), (model, report.verdicts)
+        assert report.question.rule.name == ("argmax" if kind == "classes" else "threshold")
+        points = np.stack([report.witness(i) for i in range(len(report))])
+        assert np.array_equal(model.predict(points), predicted), model
+
+
+def test_a_label_that_all_examples_have():
+    multiclass, linear_model = pytest.importorskip("sklearn.multiclass"), pytest.importorskip("sklearn.linear_model")
+    X = np.random.default_rng(2).standard_normal((40, 2))
+    Y = np.stack([X[:, 0] > 0, np.ones(40), np.zeros(40)], axis=1).astype(int)
+    with pytest.warns(UserWarning, match="Label"):
+        model = multiclass.OneVsRestClassifier(linear_model.LogisticRegression()).fit(X, Y)
+    assert decided(verify(model, [[0, 1], [1], [0], [1, 2]])) == [True, True, False, False]
+
+
+def test_classifiers_of_scikit_learn_whose_rows_are_no_labels_are_refused():
+    svm, pipeline = pytest.importorskip("sklearn.svm"), pytest.importorskip("sklearn.pipeline")
+    search, tree = pytest.importorskip("sklearn.model_selection"), pytest.importorskip("sklearn.tree")
+    multiclass = pytest.importorskip("sklearn.multiclass")
+    rng = np.random.default_rng(3)
+    X, y = rng.standard_normal((60, 2)), rng.integers(0, 3, 60)
+    for model, words in (
+        (svm.SVC(kernel="linear"), "SVC, which compares classes in pairs"),
+        (pipeline.make_pipeline(svm.LinearSVC()), r"pipeline\[-1\]"),
+        (search.GridSearchCV(svm.LinearSVC(), {"C": [1.0]}, cv=2), "best_estimator_"),
+        (multiclass.OneVsRestClassifier(tree.DecisionTreeClassifier()), "estimator 0 is no linear classifier"),
+        (multiclass.OneVsOneClassifier(svm.LinearSVC()), "got OneVsOneClassifier"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            verify(model.fit(X, y), [[0]])
+    with pytest.raises(ValueError, match="OneVsRestClassifier that has no weights yet"):
+        verify(multiclass.OneVsRestClassifier(svm.LinearSVC()), [[0]])
+    with pytest.raises(ValueError, match="bias was given"):
+        verify(multiclass.OneVsRestClassifier(svm.LinearSVC()).fit(X, y), [[0]], np.zeros(3))
 
 
 @pytest.mark.parametrize("biased", (False, True))

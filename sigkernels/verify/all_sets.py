@@ -17,8 +17,9 @@ from ..validation import check_bool, check_int
 from .all_sets_report import AllSetsReport
 from .certificate import Verdict
 from .closed_groups import Group, closed_groups, count_runs, sets_with_runs
+from .estimators import rule_of
 from .input_ball import BallName
-from .inputs import as_question, rule_of
+from .inputs import as_question
 from .label_names import check_names
 from .pipeline import check_resources, decide
 from .progress import Progress

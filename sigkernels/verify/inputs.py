@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ from ..dft import check_dft
 from ..dft_head import DFTHead
 from ..head_base import Head
 from ..validation import check_number, is_distributed
+from .estimators import CLASSIFIER, layer_of
 from .input_ball import BALLS
 from .question import Question
 from .rules import DecisionRule
 
 DOMAINS = ("all", "nonnegative")
-CLASSIFIER = "head_or_matrix"  # what errors call it
 
 
 def _plain(name: str, value: torch.Tensor) -> ndarray:
@@ -81,7 +80,7 @@ def as_question(
     """The question that a head, an ``nn.Linear`` or a matrix poses, and notes about how it was read."""
     notes = []
     k, codes = -1, 0
-    classifier, bias = _layer_of(classifier, bias)
+    classifier, bias = layer_of(classifier, bias)
     if isinstance(classifier, (Head, torch.nn.Linear)):
         own = getattr(classifier, "bias", None)
         own = None if own is None else _label_weights(classifier, "bias")
@@ -122,34 +121,6 @@ def _label_weights(layer: Any, name: str) -> torch.Tensor:
     if not isinstance(layer, Head) or (layer.shard is None and is_distributed(getattr(layer, name))):
         return getattr(layer, name)
     return layer.all_rows(name)
-
-
-def _is_our_estimator(classifier: Any) -> bool:
-    """Whether it is a MultiLabelClassifier, whose module brings scikit-learn along and is not imported to find out."""
-    estimator = sys.modules.get("sigkernels.estimator")
-    return estimator is not None and isinstance(classifier, estimator.MultiLabelClassifier)
-
-
-def _layer_of(classifier: Any, bias: Any) -> tuple[Any, Any]:
-    """The output layer of a fitted estimator: our own, or a linear one of scikit-learn; anything else as it is."""
-    if _is_our_estimator(classifier):
-        if not hasattr(classifier, "head_"):
-            raise ValueError(f"{CLASSIFIER} is a MultiLabelClassifier that has no weights yet: call fit first")
-        return classifier.head_, bias
-    if hasattr(classifier, "coef_") and hasattr(classifier, "intercept_"):
-        if bias is not None:
-            raise ValueError("bias was given, but the estimator has an intercept_ of its own: leave bias=None")
-        return np.atleast_2d(np.asarray(classifier.coef_)), np.ravel(classifier.intercept_)
-    return classifier, bias
-
-
-def rule_of(classifier: Any, rule: Any, threshold: Any) -> DecisionRule:
-    """The rule that was asked for; where nothing was, that by which the classifier itself predicts."""
-    if _is_our_estimator(classifier) and rule is None and threshold is None:
-        if classifier.predicts_one_class:
-            return DecisionRule.of("argmax", None)
-        threshold = classifier.threshold_
-    return DecisionRule.of("threshold" if rule is None else rule, threshold)
 
 
 def checked_question(

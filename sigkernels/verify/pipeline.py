@@ -17,8 +17,9 @@ from ..labels import LabelSets
 from ..validation import check_bool
 from . import solver_stages
 from .certificate import Certificate
+from .estimators import rule_of
 from .input_ball import BallName
-from .inputs import as_question, rule_of
+from .inputs import as_question
 from .label_names import check_names
 from .ledger import Ledger
 from .progress import Progress
@@ -67,7 +68,8 @@ def verify(
 
     Args:
         head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, a matrix W ``[n, d]`` (numpy or torch), or a
-            fitted ``MultiLabelClassifier`` or linear classifier of scikit-learn.
+            fitted ``MultiLabelClassifier`` or linear classifier of scikit-learn (``OneVsRestClassifier`` and
+            ``MultiOutputClassifier`` of linear ones, too).
         label_sets: ``LabelSets``, a list of lists, a dense 0/1 matrix ``[m, n]`` or a sparse one.
         bias: ``[n]``, added to the logits of a matrix.
         tol: the radius from which a set counts as ``ARGMAXABLE`` rather than ``THIN``.
