@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gpu_launches import ACTIVE, Launch, Other, Product, call, library_launches
+from gpu_launches import ACTIVE, Kernel, Launch, Other, Product, call, library_launches
 
 try:
     from gpumodel import baselines, machines, report, sass
@@ -150,4 +150,11 @@ def _library_launch(machine: str, dtype: str, n: int, batch: int, launch: Launch
         each = numbers[-2]
         positives = max(round(_ROWS * ACTIVE * each * settings["BN"] / n), 1)  # of a program, on average
         return _elementwise_seconds(machine, dtype, launch.grid[0] * launch.grid[1], each, positives, **settings)
+    return last_seconds(machine, dtype, launch)
+
+
+def last_seconds(machine: str, dtype: str, launch: Kernel) -> float:
+    """The last kernel of a step."""
+    settings = dict(launch.keywords)
+    numbers = settings.pop("numbers")
     return _finish_seconds(machine, dtype, launch.grid[0], *numbers[1:4], **settings)

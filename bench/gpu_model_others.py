@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 from gpu_launches import Kernel, Launch, Other, Product, Recorder, call, recorded
-from gpu_model import LAUNCH, MACHINES, baselines, compiled, product_seconds, report
+from gpu_model import LAUNCH, MACHINES, baselines, compiled, last_seconds, product_seconds, report
 
 from sigkernels.losses import SigmoidF1
 
@@ -87,6 +87,8 @@ def column_loss(machine: str, dtype: str, n: int, k: int, s: int, batch: int) ->
     def kernel(launch: Kernel) -> float:
         if launch.name == "mark":
             return _mark_seconds(machine, launch.grid[0] * launch.grid[1])
+        if launch.name == "finish":
+            return last_seconds(machine, dtype, launch)
         return _columns_seconds(machine, dtype, batch, launch.grid[0], tuple(sorted(_constants(launch).items())))
 
     ours = _seconds(machine, dtype, batch, launches, kernel) + LAUNCH  # the upstream gradient
@@ -111,7 +113,15 @@ def _columns_seconds(
     known = dict(constants)
     warps = known.pop("num_warps")
     code, registers, shared = compiled(columns_kernel, dtype, warps, **known)
+    # A thread takes four labels. Few labels make short rows: a warp's lie in several lines of the cache, each a wavefront, and
+    # sectors come and go as a whole.
+    rows, size = max(32 * 4 // known["BN"], 1), 2 if dtype == "bf16" else 4
+    row = max(32, min(known["BN"], 128) * size)
     spec: dict[str, Any] = {
+        "memory": [
+            {"at": r"tl\.load\(z \+ place", "l2_bytes": max(512, 32 * rows), "lsu": max(4, rows)},
+            {"at": r"tl\.store\(g \+ place", "l2_bytes": rows * row, "lsu": max(size, rows)},
+        ],
         "loops": [{"at": r"for row0 in range", "trips": "steps"}],
         "branches": [{"at": r"if last >= labels", "take": True}, {"at": r"for row0|scored_rows", "take": False}],
         "unused_ok": True,

@@ -24,6 +24,7 @@ from sigkernels.backends import (
     library_walk,
     pointwise_torch,
 )
+from sigkernels.backends.interface import Backend
 from sigkernels.labels import LabelSets
 from sigkernels.layer import Layer, LayerMeta
 from sigkernels.partial_labels import PartialTargets
@@ -122,10 +123,10 @@ def test_memory_is_of_a_chunk():
     assert largest < max(n * 64, batch * n // 8) + 1
 
 
-def test_launches_of_a_step(narrow, monkeypatch):
-    """Seven of one chunk; of many, four each, and two products and one kernel for all."""
+def triton_launches(monkeypatch) -> tuple[Backend, Counter[str]]:
+    """The backend, and a count of the kernels that it launches from now on."""
     pytest.importorskip("triton")
-    from sigkernels.backends.triton import pointwise
+    from sigkernels.backends.triton import columns, pointwise
 
     kernels: Counter[str] = Counter()
 
@@ -136,9 +137,28 @@ def test_launches_of_a_step(narrow, monkeypatch):
         def __getitem__(self, grid: Any) -> Any:
             return lambda *args, **kwargs: kernels.update([self.name])
 
-    for name in ("elementwise_kernel", "finish_kernel"):
-        monkeypatch.setattr(pointwise, name, Kernel(name))
-    backend = by_name("triton")
+    for module, name in (
+        (pointwise, "elementwise_kernel"), (pointwise, "finish_kernel"), (columns, "columns_kernel"), (columns, "mark_kernel"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, Kernel(name))
+    return by_name("triton"), kernels
+
+
+def test_launches_of_a_column_loss(narrow, monkeypatch):
+    """Nothing but products and kernels: eight of one chunk."""
+    backend, kernels = triton_launches(monkeypatch)
+    for shape, chunks in ((ONE, 1), (MANY, 4)):
+        backend.column_loss(call(*shape, losses.SigmoidF1(), of=5))  # makes the tables
+        narrow.clear(), kernels.clear()
+        with Launches() as others:
+            backend.column_loss(call(*shape, losses.SigmoidF1(), of=5))
+        assert kernels == {"mark_kernel": chunks, "columns_kernel": chunks, "finish_kernel": 1} and not others.counts
+        assert sum(narrow.values()) == 5 * chunks + (2 if chunks > 1 else 0)
+
+
+def test_launches_of_a_step(narrow, monkeypatch):
+    """Seven of one chunk; of many, four each, and two products and one kernel for all."""
+    backend, kernels = triton_launches(monkeypatch)
     for shape, chunks in ((ONE, 1), (MANY, 4)):
         backend.fused_loss(call(*shape, losses.BCE()))  # makes the tables
         narrow.clear(), kernels.clear()

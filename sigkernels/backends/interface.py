@@ -69,7 +69,7 @@ PlainLoss = Callable[
 class ColumnResult(NamedTuple):
     """The outcome of a column loss; a gradient that nobody asked for is None. dtypes as for LossResult."""
 
-    value: Tensor  # [] float64
+    value: Tensor  # [] in the accumulation dtype or wider
     grad_x: Tensor | None  # [B, D]
     grad_weight: Tensor | None  # [m, s]
     grad_bias: Tensor | None  # [m]

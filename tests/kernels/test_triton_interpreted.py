@@ -81,6 +81,15 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(library_tables, "_CPU_LABELS", (128, 128))
 
 
+@pytest.fixture(params=["all rows at once", "blocks of rows"])
+def rows_of_columns(request, monkeypatch):
+    """Both ways of the kernel of column losses."""
+    from sigkernels.backends.triton import configs
+
+    if request.param == "blocks of rows":
+        monkeypatch.setattr(configs, "_COLUMNS", {False: (), True: ()})
+
+
 def fused(triton, p, loss, needs=None):
     needs = needs or (True, True, p.layer.bias is not None)
     return triton.fused_loss(LossCall(p.x, p.layer, p.targets, loss, p.scale, needs))
@@ -121,6 +130,7 @@ def test_losses(triton, dense):
 
 
 @inside
+@pytest.mark.usefixtures("rows_of_columns")
 def test_confusion_losses(triton):
     for i, loss in enumerate(confusion_losses(70)):
         p = problem(Size(5, 70, 5, 11, bias=True), torch.float64, dense=i % 3 == 0)
@@ -130,12 +140,18 @@ def test_confusion_losses(triton):
 @inside
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_confusion_loss_dtypes(triton, dtype):
-    """The last size has so many rows that programs take few labels each."""
-    for size in (Size(40, 130, 7, 9, bias=True), Size(3, 1000, 30, 20, start=130, rows=100), Size(515, 40, 3, 2)):
+    """The last size has more rows than a program takes at once."""
+    for size in (
+        Size(40, 130, 7, 9, bias=True),
+        Size(3, 1000, 30, 20, start=130, rows=100),
+        Size(515, 40, 3, 2),
+        Size(1030, 20, 3, 2, bias=True),
+    ):
         check_confusion(triton, problem(size, dtype), losses.SigmoidF1(eta=2.0), "mean")
 
 
 @inside
+@pytest.mark.usefixtures("rows_of_columns")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("form", [losses.UnboundedF1(), losses.UnboundedF1("precision")], ids=str)
 def test_denominators_that_nearly_vanish(triton, dtype, form):
@@ -230,6 +246,7 @@ def test_the_kernel_adds_the_dft_part(triton, small_chunks, monkeypatch, dtype, 
 
 
 @inside
+@pytest.mark.usefixtures("rows_of_columns")
 @pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
 @pytest.mark.parametrize("metric", ["f1", "npv"])
 def test_pooled(triton, small_chunks, dense, metric):
@@ -343,6 +360,7 @@ def test_sets_that_are_none_are_refused(triton, loss):
 
 
 @inside
+@pytest.mark.usefixtures("rows_of_columns")
 def test_red_zones(triton, monkeypatch):
     """The interpreter checks no bounds: the zones around every input and output do."""
     zones = RedZones()
@@ -358,6 +376,7 @@ def test_red_zones(triton, monkeypatch):
             values, _ = triton.topk(p.x, p.layer, 6)
             triton.predict(p.x, p.layer, 0.0)
             z = triton.logits(p.x, p.layer)
+            check_confusion(triton, p, losses.SigmoidF1(), "mean")
         assert torch.isfinite(z).all() and torch.isfinite(values).all()
         check(p, BCE(), result)
     zones.check()

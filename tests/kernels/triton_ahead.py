@@ -44,7 +44,13 @@ TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "f
 VARIANTS = {
     "elementwise": ("sparse", "dense", "products"),  # the last leaves the DFT part to products
     "finish": ("total", "rows"),
-    "columns": ("sparse", "dense", "many"),  # the last with many rows
+    "columns": (
+        "sparse",
+        "dense",
+        "dense256",
+        "dense1024",
+        "many",
+    ),  # with 64 rows, so many, more than a program has at once
     "mark": ("all",),
     "topk": ("short", "long"),
     "scale": ("all",),
@@ -109,7 +115,7 @@ def _pointwise(job: Job) -> Launch:
     types |= dict.fromkeys(("constant", "scale", "scale_low"), "fp32")
     types["marks"] = "*i32"
     types["best_keys"] = "*i64" if job.dtype == "float64" else "*i32"
-    rich, cuda = job.variant == "dense", job.target.startswith("cuda")
+    rich, cuda = job.variant.startswith("dense"), job.target.startswith("cuda")
     waves = job.variant != "products" and (job.dtype in ("bfloat16", "float16") or (cuda and job.dtype == "float32"))
     constants = dict(
         BIAS=rich, APART=job.dtype in ("bfloat16", "float16"), WAVES=waves, GRAD_WAVES=waves,
@@ -127,15 +133,17 @@ def _pointwise(job: Job) -> Launch:
         options: dict[str, Any] = {"num_warps": constants.pop("num_warps")}
     else:
         dtype = getattr(torch, job.dtype)
+        rows = {"dense256": 256, "dense1024": 1024, "many": 2048}.get(job.variant, 64)
         chosen = {
             "elementwise": configs.elementwise(dtype),
-            "columns": configs.columns(dtype, 1024 if job.variant == "many" else 64),
+            "columns": configs.columns(dtype, rows),
             "topk": configs.TOPK,
         }
         options = chosen[job.kernel].options(job.target.split(":")[0])
         constants |= {name: options.pop(name) for name in ("BM", "BN")}
         if job.kernel == "columns":
             options["enable_fp_fusion"] = False
+            constants["ONCE"] = rows <= constants["BM"]
     return Launch(getattr(module, f"{job.kernel}_kernel"), types, constants, {"stride", "coef_stride"}, options)
 
 

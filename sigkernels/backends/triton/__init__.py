@@ -27,6 +27,7 @@ from ..library_backend import LibraryBackend
 from ..library_pass import Pointwise
 
 
+@functools.cache
 def interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")

@@ -16,7 +16,7 @@ from ..library_walk import Chunk, LabelWalk, without_autocast
 from . import configs, interpreted
 from .kernels.columns import columns_kernel
 from .kernels.targets import mark_kernel
-from .pointwise import Targets, on, two_floats
+from .pointwise import Targets, finish, on, two_floats
 
 
 @without_autocast
@@ -45,7 +45,8 @@ def column_loss(call: LossCall) -> ColumnResult:
     beta, eta = (
         like_setting(s, grad) for s, grad in zip((params.beta, params.eta), columns.setting_grads, strict=True)
     )
-    return ColumnResult(columns.loss(), *sums.finish(), beta, eta)
+    value = columns.loss(*sums.sum_of_x())
+    return ColumnResult(value, *sums.finish(), beta, eta)
 
 
 class _Columns:
@@ -58,9 +59,7 @@ class _Columns:
         self._settings = [label_vector(s, layer, walk.out) if isinstance(s, Tensor) else None for s in given]
         self._config = configs.columns(x.dtype, walk.batch)
         self._tiles = -(-walk.size // self._config.BN)
-        # Without rows every denominator is 0: value 0, loss 1 for each label.
-        empty = 0.0 if walk.batch else float(layer.num_rows)
-        self._values = torch.full((self._tiles,), empty / self._tiles, dtype=torch.float64, device=x.device)
+        self._values = x.new_empty(self._tiles, dtype=torch.float64)
         words = -(-walk.size // 32) if self._targets.sparse else 1  # a kernel that reads none takes a pointer
         self._marks = x.new_empty(words, walk.batch, dtype=torch.int32)
         self._g = None if walk.operand == walk.out else walk.buffer(walk.operand)
@@ -87,8 +86,18 @@ class _Columns:
         self._launch(chunk, g, None, column_sums, sweeps=(self.pooled is None, needed))
         return Slopes(g, column_sums) if needed else None
 
-    def loss(self) -> Tensor:
-        return self._values.sum() * float(self._call.scale) if self.value is None else self.value
+    def loss(self, wide: Tensor | None, narrow: Tensor | None) -> Tensor:
+        """The value; and ``narrow``, where it is given, becomes ``wide`` in its dtype."""
+        walk, scale = self._walk, float(self._call.scale)
+        if self.value is None and not (walk.batch and walk.rows):
+            # Without rows every denominator is 0: value 0, loss 1 for each label.
+            self.value = torch.full((), walk.rows * scale, dtype=walk.out, device=walk.x.device)
+        if self.value is None:
+            self.value = self._values.new_empty((), dtype=walk.out)
+            finish(self._values, None, self.value, wide, narrow, 0, 1, self._tiles, scale)
+        elif wide is not None and narrow is not None:
+            narrow.copy_(wide)
+        return self.value
 
     def _launch(
         self, chunk: Chunk, g: Tensor, sums: Tensor | None, column_sums: Tensor | None, sweeps: tuple[bool, bool]
@@ -113,7 +122,7 @@ class _Columns:
                 walk.batch, z.shape[1], walk.constant, *two_floats(float(call.scale)),
                 chunk.number, SUMS=sweeps[0], SLOPES=sweeps[1],
                 COLUMN_SUMS=call.needs[2] and sweeps[1], **constants(params, walk, self._targets.sparse, call.needs),
-                BIAS=layer.bias is not None, **self._config.options(configs.platform()), enable_fp_fusion=False,
+                BIAS=layer.bias is not None, ONCE=walk.batch <= self._config.BM, **self._config.options(configs.platform()), enable_fp_fusion=False,
             )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ MARKS = {"WORDS": 64, "ROWS": 32, "ENTRIES": 16}  # of a program that marks posi
 _PROGRAMS = 16  # of the elementwise kernel, that a multiprocessor runs at once
 _PROCESSORS = 108  # of a device that does not say
 _LEAST_RUN = 64  # labels
-_MANY_ROWS = 512
 
 
 class Config(NamedTuple):
@@ -62,11 +61,19 @@ def parts(tiles: int, blocks: int, device: torch.device) -> tuple[int, int]:
     return -(-tiles // each), each
 
 
+# Programs that have all rows at once, in order of rows, by whether sums are float64.
+_COLUMNS = {
+    False: (Config(64, 16, 2, 255), Config(256, 8, 4, 255), Config(1024, 4, 8, 255)),
+    True: (Config(64, 8, 2, 255), Config(256, 8, 8, 255)),
+}
+
+
 def columns(dtype: torch.dtype, batch: int) -> Config:
-    """Programs walk over the rows: with many rows of few labels each, a sector, so that enough programs share a chunk; with
-    few rows of more, for the sums at the end are a part of their time."""
-    rows = 32 if dtype == torch.float64 else 64
-    return Config(rows, 8, 4, 255) if batch > _MANY_ROWS else Config(rows // 4, 32, 4, 255)
+    """All rows of some labels in registers; with more rows blocks of them, of so few labels that enough programs share a chunk:
+    a sector."""
+    wide = dtype == torch.float64
+    blocks = Config(32, 8, 4, 255) if wide else Config(64, 8, 4, 255)
+    return next((config for config in _COLUMNS[wide] if batch <= config.BM), blocks)
 
 
 def platform() -> str:

@@ -76,7 +76,6 @@ class Cut(NamedTuple):
     parts: int  # of the labels of a chunk
     each: int  # tiles of a part
     labels: int  # of a part
-    finishers: int  # programs of the last kernel, that the rows need
     keywords: dict[str, Any]  # constants and options of a launch
 
 
@@ -98,8 +97,7 @@ def cut_of(
         "LABEL_WEIGHT": label_weight, "LABEL_POS_WEIGHT": label_pos_weight, "WEIGHT": weight, "POS_WEIGHT": pos_weight,
         "ROW_SCALE": row_scale, "GRADIENT": gradient, "ROUGH": dtype == torch.bfloat16, "INTERPRETED": interpreted(),
     }  # fmt: skip
-    finishers = -(-batch // configs.FINISH["BLOCK"])
-    return Cut(blocks, parts, each, each * config.BN, finishers, keywords | config.options(configs.platform()))
+    return Cut(blocks, parts, each, each * config.BN, keywords | config.options(configs.platform()))
 
 
 class TritonElementwise:
@@ -149,18 +147,23 @@ class TritonElementwise:
             return Rows(torch.zeros(walk.batch, dtype=torch.float64, device=losses.device))
         rows = losses.new_empty(walk.batch, dtype=torch.float64)
         value = None if scale is None else losses.new_empty((), dtype=walk.out)
-        size = 0 if wide is None else wide.numel()
-        programs = cut.finishers
-        if size:
-            programs = max(programs, min(-(-size // configs.FINISH["SHARE"]), configs.FINISHERS))
-        with on(losses):
-            finish_kernel[(programs,)](
-                losses, rows, rows if value is None else value, rows if wide is None else wide,
-                rows if narrow is None else narrow, walk.batch, cut.parts, cut.blocks, size,
-                *two_floats(scale or 0.0), TOTAL=scale is not None, CONVERT=wide is not None,
-                INTERPRETED=cut.keywords["INTERPRETED"], **configs.FINISH,
-            )  # fmt: skip
+        finish(losses, rows, value, wide, narrow, walk.batch, cut.parts, cut.blocks, scale or 0.0)
         return Rows(rows, value)
+
+
+def finish(
+    losses: Tensor, rows: Tensor | None, value: Tensor | None, wide: Tensor | None, narrow: Tensor | None, batch: int, parts: int,
+    blocks: int, scale: float,
+) -> None:  # fmt: skip
+    """The last launch of a step: what the kernel ``finish`` makes of ``losses``; what is not there is not made."""
+    size = 0 if wide is None else wide.numel()
+    programs = max(-(-batch // configs.FINISH["BLOCK"]), min(-(-size // configs.FINISH["SHARE"]), configs.FINISHERS), 1)
+    with on(losses):
+        finish_kernel[(programs,)](
+            losses, losses if rows is None else rows, losses if value is None else value, losses if wide is None else wide,
+            losses if narrow is None else narrow, batch, parts, blocks, size, *two_floats(scale), TOTAL=value is not None,
+            CONVERT=wide is not None, INTERPRETED=interpreted(), **configs.FINISH,
+        )  # fmt: skip
 
 
 def _per_label(setting: float | Tensor | None, layer: Layer, dtype: torch.dtype) -> tuple[Tensor | None, float]:

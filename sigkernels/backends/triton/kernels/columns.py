@@ -1,7 +1,8 @@
 """Confusion-matrix losses of a chunk of labels that has all rows; ``losses/confusion.py`` has the formulas.
 
-A program sweeps over the rows of its labels: once for the column sums, which make the value of every label and its two
-slopes, ``∂loss/∂S = on_y·(y - least) + on_all``, and once more for ``∂loss/∂z``. Pooled losses do these in two launches.
+A program has the rows of its labels once for the column sums, which make the value of every label and its two slopes,
+``∂loss/∂S = on_y·(y - least) + on_all``, and once more for ``∂loss/∂z``: in registers, or where they are too many in two
+sweeps over blocks of them. Pooled losses do these in two launches.
 Compiled without the fusion of products into sums: lanes that hold copies of a sum would fuse different ones.
 """
 
@@ -88,7 +89,7 @@ def scored_rows(
     BIAS: tl.constexpr, APART: tl.constexpr, SPARSE: tl.constexpr, FORM: tl.constexpr, MIRRORED: tl.constexpr,
     ACC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """``score_of`` the rows from ``row0`` on, ``[BM, BN]``, their targets, which of them there are, where they start."""
+    """``score_of`` the rows from ``row0`` on, ``[BM, BN]``, their targets, which elements there are and have memory, where they start."""
     row = tl.zeros((BM,), tl.int64) + row0 + tl.arange(0, BM)
     in_row = row < batch
     mask = in_row[:, None] & in_label[None, :]
@@ -101,7 +102,35 @@ def scored_rows(
         marks, dense, dense_stride, dense_step, row, in_row, batch, tile, label, mask, SPARSE, MIRRORED, ACC, BN
     )
     score, slope, steep, t = score_of(value, beta, eta, FORM, MIRRORED)
-    return score, slope, steep, t, y, mask, start
+    return score, slope, steep, t, y, mask, in_row[:, None] & (label < stride)[None, :], start
+
+
+@triton.jit
+def sums_of(score, y, least, mask, WIDE: tl.constexpr):
+    """The sums over the rows of S·(y - least), S and y."""
+    score = tl.where(mask, score, 0.0)
+    tp = tl.sum(score * (y - least[None, :]), axis=0).to(WIDE)
+    return tp, tl.sum(score, axis=0).to(WIDE), tl.sum(tl.where(mask, y, 0.0), axis=0).to(WIDE)
+
+
+@triton.jit
+def store_slopes(
+    g, place, on_y, on_all, slope, steep, t, y, least, mask, room,
+    COLUMN_SUMS: tl.constexpr, NEED_BETA: tl.constexpr, NEED_ETA: tl.constexpr, INTERPRETED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """``∂loss/∂z``; the sums over the rows of it and of what β and η multiply. ``room``: there is memory for an element."""
+    by_score = on_y[None, :] * (y - least[None, :]) + on_all[None, :]
+    nothing = tl.zeros((y.shape[1],), WIDE)
+    by_beta, by_eta, bias_sum = nothing, nothing, nothing
+    if NEED_BETA:
+        by_beta = tl.sum(tl.where(mask, by_score * steep * t, 0.0), axis=0).to(WIDE)
+    if NEED_ETA:
+        by_eta = tl.sum(tl.where(mask, by_score * steep, 0.0), axis=0).to(WIDE)
+    slope *= by_score
+    if COLUMN_SUMS:
+        bias_sum = tl.sum(tl.where(mask, slope, 0.0), axis=0).to(WIDE)
+    tl.store(g + place, rounded(slope, g.dtype.element_ty, INTERPRETED), mask=room)
+    return by_beta, by_eta, bias_sum
 
 
 @triton.jit(do_not_specialize=["labels", "batch", "features_stride", "dense_stride", "dense_step", "more"])
@@ -125,63 +154,63 @@ def columns_kernel(
     METRIC: tl.constexpr, BETA: tl.constexpr, ETA: tl.constexpr, TINY: tl.constexpr,
     HAS_BETA: tl.constexpr, HAS_ETA: tl.constexpr, POOLED: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr,
     COLUMN_SUMS: tl.constexpr, NEED_BETA: tl.constexpr, NEED_ETA: tl.constexpr,
+    ONCE: tl.constexpr,  # whether one block has all rows
     INTERPRETED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """METRIC: the coefficients of tp, s, p and B in the numerator, and of s, p and B in the denominator."""
     ACC: tl.constexpr = z.dtype.element_ty
+    WIDE: tl.constexpr = ACC if ONCE else tl.float64  # of what is made of the column sums
     tile = tl.program_id(0)
     r = tl.arange(0, BM)
     label = tile * BN + tl.arange(0, BN)
     in_label = label < labels
     beta = setting(betas, label, in_label, BETA, HAS_BETA, ACC)[None, :]
     eta = setting(etas, label, in_label, ETA, HAS_ETA, ACC)[None, :]
-    nothing = tl.zeros((BN,), tl.float64)
+    nothing = tl.zeros((BN,), WIDE)
     least = tl.zeros((BN,), ACC)  # the smallest target of each label where they may lie between 0 and 1
+    if ONCE:
+        score, slope, steep, t, y, mask, room, _ = scored_rows(
+            z, stride, features, features_stride, bias, marks, dense, dense_stride, dense_step, 0, batch, tile,
+            label, in_label, labels, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
+        )  # fmt: skip
     if not SPARSE and not POOLED:
-        least += float("inf")
-        for row0 in range(0, batch, BM):
-            row = tl.zeros((BM,), tl.int64) + row0 + r
-            mask = (row < batch)[:, None] & in_label[None, :]
-            y = target_block(
-                marks,
-                dense,
-                dense_stride,
-                dense_step,
-                row,
-                row < batch,
-                batch,
-                tile,
-                label,
-                mask,
-                SPARSE,
-                MIRRORED,
-                ACC,
-                BN,
-            )
-            least = tl.minimum(least, tl.min(tl.where(mask, y, float("inf")), axis=0))
+        if ONCE:
+            least = tl.min(tl.where(mask, y, float("inf")), axis=0)
+        else:
+            least += float("inf")
+            for row0 in range(0, batch, BM):
+                row = tl.zeros((BM,), tl.int64) + row0 + r
+                inside = (row < batch)[:, None] & in_label[None, :]
+                soft = target_block(
+                    marks, dense, dense_stride, dense_step, row, row < batch, batch, tile, label, inside, SPARSE, MIRRORED, ACC, BN
+                )  # fmt: skip
+                least = tl.minimum(least, tl.min(tl.where(inside, soft, float("inf")), axis=0))
         least = tl.where(in_label, least, 0.0)
     if SUMS:
         tp, s, p = nothing, nothing, nothing
-        for row0 in range(0, batch, BM):
-            score, _, _, _, y, mask, _ = scored_rows(
-                z, stride, features, features_stride, bias, marks, dense, dense_stride, dense_step, row0, batch, tile,
-                label, in_label, labels, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
-            )  # fmt: skip
-            score = tl.where(mask, score, 0.0)
-            tp += tl.sum(score * (y - least[None, :]), axis=0).to(tl.float64)
-            s += tl.sum(score, axis=0).to(tl.float64)
-            p += tl.sum(tl.where(mask, y, 0.0), axis=0).to(tl.float64)
+        if ONCE:
+            tp, s, p = sums_of(score, y, least, mask, WIDE)
+        else:
+            for row0 in range(0, batch, BM):
+                score, _, _, _, y, mask, _, _ = scored_rows(
+                    z, stride, features, features_stride, bias, marks, dense, dense_stride, dense_step, row0, batch, tile,
+                    label, in_label, labels, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
+                )  # fmt: skip
+                more_tp, more_s, more_p = sums_of(score, y, least, mask, WIDE)
+                tp += more_tp
+                s += more_s
+                p += more_p
         if POOLED:
             tl.store(sums + label, tp, mask=in_label)
             tl.store(sums + labels + label, s, mask=in_label)
             tl.store(sums + 2 * labels + label, p, mask=in_label)
         else:
             under = METRIC[4] * s + METRIC[5] * p + METRIC[6] * batch
-            per_s = METRIC[0] * least.to(tl.float64) + METRIC[1]
+            per_s = METRIC[0] * least.to(WIDE) + METRIC[1]
             rest = METRIC[0] * tp + METRIC[2] * p + METRIC[3] * batch
             vanishes = tl.abs(under) <= TINY  # a NaN does not: it must reach the value
             inverse = tl.where(vanishes, 0.0, 1.0 / tl.where(vanishes, 1.0, under))
-            loss = tl.sum(tl.where(in_label, 1.0 - (rest + per_s * s) * inverse, 0.0), axis=0)
+            loss = tl.sum(tl.where(in_label, 1.0 - (rest + per_s * s) * inverse, 0.0).to(tl.float64), axis=0)
             if more > 0:
                 loss += tl.load(values + tile)
             tl.debug_barrier()  # every thread has read it, one of them writes it
@@ -190,28 +219,31 @@ def columns_kernel(
             # per_s - METRIC[4] · value, with the terms in s gone
             by_all = (per_s * (METRIC[5] * p + METRIC[6] * batch) - METRIC[4] * rest) * inverse * inverse
     if SLOPES:
-        bias_sum, by_beta, by_eta = nothing, nothing, nothing
+        by_beta, by_eta, bias_sum = nothing, nothing, nothing
         if POOLED:
-            by_y = nothing + tl.load(pooled)
-            by_all = nothing + tl.load(pooled + 1)
-        factor = -in_full(scale, scale_low, tl.float64)
+            by_y = nothing + tl.load(pooled).to(WIDE)
+            by_all = nothing + tl.load(pooled + 1).to(WIDE)
+        factor = -in_full(scale, scale_low, WIDE)
         on_y = (factor * by_y).to(ACC)
         on_all = (factor * by_all).to(ACC)
-        for row0 in range(0, batch, BM):
-            _, slope, steep, t, y, mask, start = scored_rows(
-                z, stride, features, features_stride, bias, marks, dense, dense_stride, dense_step, row0, batch, tile,
-                label, in_label, labels, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
+        place = r[:, None] * stride + label[None, :]
+        if ONCE:
+            by_beta, by_eta, bias_sum = store_slopes(
+                g, place, on_y, on_all, slope, steep, t, y, least, mask, room, COLUMN_SUMS, NEED_BETA, NEED_ETA, INTERPRETED, WIDE
             )  # fmt: skip
-            by_score = on_y[None, :] * (y - least[None, :]) + on_all[None, :]
-            if NEED_BETA:
-                by_beta += tl.sum(tl.where(mask, by_score * steep * t, 0.0), axis=0).to(tl.float64)
-            if NEED_ETA:
-                by_eta += tl.sum(tl.where(mask, by_score * steep, 0.0), axis=0).to(tl.float64)
-            slope *= by_score
-            if COLUMN_SUMS:
-                bias_sum += tl.sum(tl.where(mask, slope, 0.0), axis=0).to(tl.float64)
-            place = r[:, None] * stride + label[None, :]
-            tl.store(g + start + place, rounded(slope, g.dtype.element_ty, INTERPRETED), mask=mask)
+        else:
+            for row0 in range(0, batch, BM):
+                _, slope, steep, t, y, mask, room, start = scored_rows(
+                    z, stride, features, features_stride, bias, marks, dense, dense_stride, dense_step, row0, batch, tile,
+                    label, in_label, labels, constant, beta, eta, BIAS, APART, SPARSE, FORM, MIRRORED, ACC, BM, BN,
+                )  # fmt: skip
+                more_beta, more_eta, more_bias = store_slopes(
+                    g + start, place, on_y, on_all, slope, steep, t, y, least, mask, room, COLUMN_SUMS, NEED_BETA, NEED_ETA,
+                    INTERPRETED, WIDE,
+                )  # fmt: skip
+                by_beta += more_beta
+                by_eta += more_eta
+                bias_sum += more_bias
         if COLUMN_SUMS:
             tl.store(column_sums + label, bias_sum.to(ACC), mask=in_label)
         if NEED_BETA:
