@@ -189,6 +189,28 @@ def test_an_estimator_is_verified_by_the_rule_it_predicts_by():
         verify(sk.MultiLabelClassifier(), [[0]])
 
 
+def test_an_estimator_of_names_is_asked_in_names():
+    rng = np.random.default_rng(0)
+    X, animals = rng.standard_normal((60, 5)), ("ant", "bee", "cat", "dog")
+    y = [[name for name in animals if rng.random() < 0.4] for _ in range(60)]
+    many = sk.MultiLabelClassifier(head="linear", bottleneck=2, hidden=3, epochs=2).fit(X, y)
+    numbers = [[animals.index(name) for name in row] for row in y]
+    report = verify(many, y)
+    assert report.sets.to_lists() == numbers and report.names == animals
+    assert list(report.verdicts) == list(verify(many, numbers).verdicts)
+    assert "bee" in report.words(next(i for i, row in enumerate(y) if "bee" in row))
+    assert verify(many, y, names=list("abcd")).names == tuple("abcd")
+    assert sk.verify_all(many, 1).names == sk.verify_classes(many).names == animals
+    with pytest.raises(ValueError, match="'eel', which is not among the 4 classes"):
+        verify(many, [["eel"]])
+    one = sk.MultiLabelClassifier(head="linear", hidden=3, epochs=2).fit(X, np.array(animals)[rng.integers(0, 4, 60)])
+    assert (
+        verify(one, animals).sets.to_lists() == verify(one, np.array(animals)).sets.to_lists() == [[0], [1], [2], [3]]
+    )
+    two = sk.MultiLabelClassifier(head="linear", hidden=3, epochs=2).fit(X, np.array([7, 9])[rng.integers(0, 2, 60)])
+    assert verify(two, [9, 7]).sets.to_lists() == [[0], []] and verify(two, [9, 7]).names is None
+
+
 def test_a_linear_classifier_of_scikit_learn():
     linear_model = pytest.importorskip("sklearn.linear_model")
     rng = np.random.default_rng(0)

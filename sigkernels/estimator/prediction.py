@@ -109,6 +109,14 @@ class Predictor:
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         return LabelSets(torch.cat([part.indices for part in parts]), offsets, self.head_.num_labels)
 
+    def label_sets(self, y: Any) -> LabelSets:
+        """``y`` in the form that the model was fitted with, as sets of the head's labels: their numbers in ``classes_``.
+
+        ``sk.verify(model, y)`` does it by itself for names and classes.
+        """
+        self._require_fit()
+        return self._coder.encode(read_target(y, self._coder.kind))
+
     @torch.no_grad()
     def decision_function(self, X: Any) -> np.ndarray:
         """The logit of every label, ``[N, n]`` float32; for two classes that of the second, ``[N]``."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..labels import LabelSets
+from .estimators import names_of
 from .input_ball import BallName
 from .inputs import as_question
 from .label_names import check_names
@@ -52,7 +53,7 @@ def verify_classes(
     """
     device = check_resources(device, executor, radius)
     question, notes = as_question(head_or_matrix, bias, tol, box, DecisionRule.of("argmax", None), domain, ball)
-    checked_names = check_names(names, question.labels)
+    checked_names = check_names(names_of(head_or_matrix, names), question.labels)
     blocks = ReportBlocks(question)
     with Progress(progress, question.labels) as bar:
         for first in range(0, question.labels, BLOCK):

@@ -17,7 +17,7 @@ from ..validation import check_bool, check_int
 from .all_sets_report import AllSetsReport
 from .certificate import Verdict
 from .closed_groups import Group, closed_groups, count_runs, sets_with_runs
-from .estimators import rule_of
+from .estimators import names_of, rule_of
 from .input_ball import BallName
 from .inputs import as_question
 from .label_names import check_names
@@ -80,7 +80,7 @@ def verify_all(
         head_or_matrix, bias, tol, box, rule_of(head_or_matrix, rule, threshold), domain, ball
     )
     sizes = _sizes(question, k, exactly)
-    checked_names = check_names(names, question.labels)
+    checked_names = check_names(names_of(head_or_matrix, names), question.labels)
     groups, left = _by_closed_forms(question, sizes, radius and question.is_dense)
     alone = sum(left.values())
     if not question.is_dense and alone:

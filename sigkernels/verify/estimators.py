@@ -6,11 +6,13 @@ scikit-learn is not imported to find out: an estimator of a module that nobody h
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
+from ..labels import LabelSets
 from .rules import DecisionRule
 
 CLASSIFIER = "head_or_matrix"  # what errors call it
@@ -41,6 +43,25 @@ def rule_of(classifier: Any, rule: Any, threshold: Any) -> DecisionRule:
         elif _predicts_one_class(classifier):
             rule = "argmax"
     return DecisionRule.of("threshold" if rule is None else rule, threshold)
+
+
+def sets_of(classifier: Any, label_sets: Any) -> Any:
+    """Names or classes as the y of a MultiLabelClassifier holds them, as label sets; anything else as it is."""
+    if not _is_ours(classifier) or isinstance(label_sets, LabelSets) or not isinstance(label_sets, (Sequence, ndarray)):
+        return label_sets
+    in_rows = [row for row in label_sets if not isinstance(row, str) and hasattr(row, "__len__")]
+    classes = len(label_sets) > 0 and not in_rows  # one for each row
+    named = any(isinstance(label, str) for row in in_rows for label in row)
+    return classifier.label_sets(label_sets) if classes or named else label_sets
+
+
+def names_of(classifier: Any, names: Any) -> Any:
+    """The names of labels that were given; else those that a MultiLabelClassifier was fitted with, one for each."""
+    if names is None and _is_ours(classifier):
+        found = classifier.classes_
+        if len(found) == classifier.head_.num_labels and all(isinstance(name, str) for name in found.tolist()):
+            return found.tolist()
+    return names
 
 
 def _linear(estimator: Any) -> tuple[ndarray, ndarray]:

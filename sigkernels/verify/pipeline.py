@@ -17,7 +17,7 @@ from ..labels import LabelSets
 from ..validation import check_bool
 from . import solver_stages
 from .certificate import Certificate
-from .estimators import rule_of
+from .estimators import names_of, rule_of, sets_of
 from .input_ball import BallName
 from .inputs import as_question
 from .label_names import check_names
@@ -70,7 +70,8 @@ def verify(
         head_or_matrix: a ``DFTHead``, ``LinearHead`` or ``nn.Linear``, a matrix W ``[n, d]`` (numpy or torch), or a
             fitted ``MultiLabelClassifier`` or linear classifier of scikit-learn (``OneVsRestClassifier`` and
             ``MultiOutputClassifier`` of linear ones, too).
-        label_sets: ``LabelSets``, a list of lists, a dense 0/1 matrix ``[m, n]`` or a sparse one.
+        label_sets: ``LabelSets``, a list of lists, a dense 0/1 matrix ``[m, n]`` or a sparse one; for a
+            ``MultiLabelClassifier`` also names or classes, as its y held them.
         bias: ``[n]``, added to the logits of a matrix.
         tol: the radius from which a set counts as ``ARGMAXABLE`` rather than ``THIN``.
         box: the bound on the entries of x, 1e4 unless given; with ``ball="l2"`` on its length, 1 unless given.
@@ -112,9 +113,9 @@ def verify(
             f"W would have {question.n * question.d:,} entries and is not formed: only closed forms were tried, "
             "so THIN sets may have a larger radius"
         )
-    given = LabelSets.of(label_sets, question.labels).to("cpu")
+    given = LabelSets.of(sets_of(head_or_matrix, label_sets), question.labels).to("cpu")
     question.rule.check_sets(given)
-    checked_names = check_names(names, question.labels)
+    checked_names = check_names(names_of(head_or_matrix, names), question.labels)
     report = decide(question, given, notes, radius=radius, device=device, executor=executor, progress=progress)
     report.names = checked_names
     return report
