@@ -166,7 +166,10 @@ class LabelSets:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Through the constructor, so that sets from a file are checked like any others.
-        return LabelSets, (self.indices, self.offsets, self.num_labels)
+        indices, offsets = self.checked()
+        if indices.untyped_storage().nbytes() > indices.nbytes:  # torch would save all sets that these are a slice of
+            indices = indices.clone()
+        return LabelSets, (indices, offsets, self.num_labels)
 
     # -- from other forms ------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 
 import numpy as np
@@ -240,6 +241,16 @@ def test_sets_of_inference_mode():
         sets.indices[0] = 8
         with pytest.raises(ValueError, match="not in ascending order"):
             sets.to_lists()
+
+
+def test_a_slice_is_saved_without_the_rest():
+    many = LabelSets.from_lists([[i % 7, 7 + i % 5] for i in range(10_000)], 12)
+    for part in (many[5:7], many[-1:], many[[3, 9]]):
+        saved = io.BytesIO()
+        torch.save(part, saved)
+        assert len(saved.getvalue()) < 5_000 and len(pickle.dumps(part)) < 5_000
+        saved.seek(0)
+        assert torch.load(saved) == pickle.loads(pickle.dumps(part)) == part
 
 
 @pytest.mark.parametrize("loss", (sk.BCE(), sk.LMLNLL(3), sk.SigmoidF1()))
