@@ -51,6 +51,7 @@ def collect() -> dict[str, Any]:
         "extensions": {name: _extension(name) for name in EXTENSIONS},
         "backends": sk.backend_status(),
         "forced_backend": os.environ.get("SIGKERNELS_BACKEND"),
+        "forced_isa": os.environ.get("SIGKERNELS_ISA"),
         "gpus": _gpus(),
     }
 
@@ -183,6 +184,11 @@ def render(info: dict[str, Any]) -> str:
         line(name, f"not available: {why_not}" if why_not else "available")
     if info["forced_backend"]:
         line("forced", _forced(info["forced_backend"], info["backends"]))
+    if info["forced_isa"]:
+        usable = info["extensions"]["sigkernels._C"].get("isas_usable", ())
+        wrong = info["backends"]["cpu"] is None and info["forced_isa"] not in usable
+        fails = f" is not usable here: every call of the cpu backend will fail; use one of {', '.join(usable)}"
+        line("forced", f"SIGKERNELS_ISA={info['forced_isa']}{fails if wrong else ''}")
     return "\n".join(lines)
 
 

@@ -183,6 +183,15 @@ def test_env_shows_a_forced_backend(monkeypatch, capsys):
     assert "SIGKERNELS_BACKEND=opencl is unsupported: every call will fail; use one of auto" in capsys.readouterr().out
 
 
+def test_env_shows_a_forced_instruction_set(monkeypatch, capsys):
+    for name, note in (("portable", "SIGKERNELS_ISA=portable\n"), ("neon", "SIGKERNELS_ISA=neon is not usable here")):
+        monkeypatch.setenv("SIGKERNELS_ISA", name)
+        if name == "neon" and sk.backend_status()["cpu"]:
+            continue  # without the compiled kernels nothing is forced
+        assert cli.main(["env"]) == 0
+        assert note in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("unbuffered", "args"), [((), ("--json",)), (("-u",), ())])
 def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path, unbuffered, args):
     """``sigkernels verify … | grep -q …`` under ``pipefail``: a gate that fails must go on failing."""
