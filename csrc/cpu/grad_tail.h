@@ -56,7 +56,8 @@ SK_INLINE V multiply_add(V acc, V a, V b) {
 SK_INLINE Simd<float>::V multiply_add(Simd<float>::V acc, PairV a, PairV b) { return dot2(acc, a, b); }
 #endif
 
-template <class C>
+// In memory the sums are of type E.
+template <class C, class E = C>
 struct GradTail {
     using V = typename Simd<C>::V;
     using F = std::conditional_t<kDot2, PairV, V>;  // a vector of Factors
@@ -67,7 +68,7 @@ struct GradTail {
     const Factor<C>* g;    // [P][labels][kTerms], panels g_panel apart
     int64_t g_panel;
     const Factor<C>* x;    // [P][tail][kTerms]
-    C* out;                // [labels], rows `stride` apart: the first of the columns
+    E* out;                // [labels], rows `stride` apart: the first of the columns
     int64_t stride;
     bool add;
 
@@ -106,8 +107,8 @@ struct GradTail {
         C sums[(MR * W + L - 1) / L * L];
         sum_lanes<C, L>(acc, sums);
         for (int64_t i = skip; i < MR; ++i) {
-            C* to = out + (t + i) * stride;
-            SK_EACH(j, W) to[j] = sums[i * W + j] + (add ? to[j] : C(0));
+            E* to = out + (t + i) * stride;
+            SK_EACH(j, W) to[j] = Narrow<E, C>::from(sums[i * W + j] + (add ? widen<C>(to[j]) : C(0)));
         }
     }
 };

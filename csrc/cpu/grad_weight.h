@@ -16,7 +16,7 @@ struct GradWeight {
     const Layout<C>& layout;
     const Shared<C>& shared;
     const Local<C>& local;
-    const uint16_t* narrowed = nullptr;  // the rows of the tile, where their type has 16 bits
+    uint16_t* narrowed = nullptr;  // the rows of the tile, where their type has 16 bits
 
     Pair* rows_in_pairs(int64_t panel) const { return local.g_by_rows + panel * layout.tile * (PW / 2); }
 
@@ -28,18 +28,23 @@ struct GradWeight {
             return local.z + panel * layout.panel_stride;
     }
 
-    // One block of grad_weight: MR labels x NV vectors of slack columns from `vector` on, summed over the rows of some
-    // panels.
+    // One block of grad_weight: MR labels x NV vectors of slack columns from `vector` on, summed over the rows of panels
+    // [panel, last) and added to what earlier panels have left in `out`, or not.
     template <int MR, int NV>
     SK_INLINE void block_of(int64_t t, int64_t vector, int64_t panel, int64_t last, C* out, int64_t stride, bool add) {
+        const bool round = layout.rounds_grad_weight && last == layout.panels;
         Block<C, MR, NV> block;
         block.zero();
         const int64_t first = layout.slack_column(vector);
         // What is written next comes nearer: the next columns of these labels, or the first of the next labels.  Where a
         // buffer of this thread is written, which is near, what it will be copied to.
+        const bool more = vector + NV < layout.slack_vectors;
         if (!layout.narrows_grad_weight) {
-            const C* next = out + (vector + NV < layout.slack_vectors ? first + NV * L : kGroup * stride);
+            const C* next = out + (more ? first + NV * L : kGroup * stride);
             SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
+        } else if (round) {
+            const uint16_t* next = narrowed + (more ? t : t + kGroup) * job.grad_weight_stride + (more ? first + NV * L : 0);
+            SK_EACH(i, MR) __builtin_prefetch(next + i * job.grad_weight_stride, 1, 3);
         } else if (narrowed) {
             SK_EACH(i, MR) __builtin_prefetch(narrowed + (t + i) * job.grad_weight_stride + first, 1, 3);
         }
@@ -56,6 +61,15 @@ struct GradWeight {
         if (layout.slack >= L) {
             SK_EACH(v, NV) {
                 C* to = out + layout.slack_column(vector + v);
+                if constexpr (kDot2)
+                    if (round) {
+                        uint16_t* rows = narrowed + t * job.grad_weight_stride + layout.slack_column(vector + v);
+                        SK_EACH(i, MR) {
+                            const V sum = add ? load<V>(to + i * stride) + block.acc[i][v] : block.acc[i][v];
+                            store(rows + i * job.grad_weight_stride, rounded(sum));
+                        }
+                        continue;
+                    }
                 SK_EACH(i, MR) store(to + i * stride, add ? load<V>(to + i * stride) + block.acc[i][v] : block.acc[i][v]);
             }
             return;
@@ -88,17 +102,21 @@ struct GradWeight {
 
     // The last columns of some labels.
     void tail(int64_t t, int64_t labels, C* out, int64_t stride) {
-        const int64_t panel = kDot2 ? layout.tile * packed(PW) : layout.panel_stride;
-        GradTail<C>{layout, gradient(0) + t * packed(PW), panel, shared.by_rows, out + layout.slack - layout.tail, stride,
-                    layout.adds_grad_weight}
-            .run(labels);
+        const int64_t panel = kDot2 ? layout.tile * packed(PW) : layout.panel_stride, first = layout.slack - layout.tail;
+        const auto* g = gradient(0) + t * packed(PW);
+        if (layout.rounds_grad_weight) {
+            auto* rows = reinterpret_cast<Bf16*>(narrowed) + t * job.grad_weight_stride + first;
+            GradTail<C, Bf16>{layout, g, panel, shared.by_rows, rows, job.grad_weight_stride, false}.run(labels);
+        } else {
+            GradTail<C>{layout, g, panel, shared.by_rows, out + first, stride, layout.adds_grad_weight}.run(labels);
+        }
     }
 
     void run(int64_t at, int64_t count) {
         const bool narrow = layout.narrows_grad_weight, update = updates(job.weight_update);
         C* out = narrow ? local.gweight : static_cast<C*>(job.grad_weight) + at * job.grad_weight_stride;
         const int64_t stride = narrow ? layout.narrowed_stride : job.grad_weight_stride;
-        if (narrow && !update) narrowed = static_cast<const uint16_t*>(job.grad_weight) + at * job.grad_weight_stride;
+        if (narrow && !update) narrowed = static_cast<uint16_t*>(job.grad_weight) + at * job.grad_weight_stride;
         for (int64_t group = 0; group < count; group += kGroup) {
             const int64_t rows = count - group < kGroup ? count - group : kGroup;
             C* to = narrow ? out : out + group * stride;  // what is used up at once stays near
@@ -109,7 +127,7 @@ struct GradWeight {
             if (layout.tail) tail(group, rows, to, stride);
             if (update)
                 update_rows(job.weight_update, job.dtype, to, stride, rows, layout.slack, at + group, job.label_start + at + group);
-            else if (narrow)
+            else if (narrow && !layout.rounds_grad_weight)
                 write_narrowed(at + group, rows, to, stride);
         }
     }
@@ -122,13 +140,10 @@ struct GradWeight {
             for (int64_t t = 0; t < rows; ++t) {
                 E* __restrict row = to + (at + t) * job.grad_weight_stride;
                 const C* __restrict from = source + t * stride;
-                int64_t first = 0;
-                if constexpr (kDot2 && std::is_same<E, Bf16>::value)
-                    for (; !job.accumulate && first + L <= s; first += L) store(row + first, rounded(load<V>(from + first)));
                 if (job.accumulate)
                     for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j] + widen<C>(row[j]));
                 else
-                    for (int64_t j = first; j < s; ++j) row[j] = Narrow<E, C>::from(from[j]);
+                    for (int64_t j = 0; j < s; ++j) row[j] = Narrow<E, C>::from(from[j]);
             }
         });
     }

@@ -54,6 +54,7 @@ struct Layout {
     const bool narrows_grad_weight;
     const int64_t narrowed_stride;
     const bool adds_grad_weight;  // to what is there already, by the product itself
+    const bool rounds_grad_weight;  // the product itself narrows its sums
     const int64_t tail;           // the last slack columns, where grad_tail.h makes their part of grad_weight
     const int64_t slack_vectors;  // of by_slack: the columns before them
 
@@ -67,6 +68,8 @@ struct Layout {
           copied_stride(stride_of_copy(slack_terms)),
           narrows_grad_weight(job.needs_weight && (job.grad_weight_dtype != kReal<C> || updates(job.weight_update))),
           narrowed_stride(stride_of_copy(slack)), adds_grad_weight(job.accumulate && !narrows_grad_weight),
+          rounds_grad_weight(kDot2 && narrows_grad_weight && job.grad_weight_dtype == Dtype::bf16 &&
+                             !updates(job.weight_update) && !job.accumulate && slack >= L),
           tail(tail_of(slack, packed(rows))), slack_vectors((slack - tail + L - 1) / L) {}
 
     // Rows of a panel that exist.
@@ -83,8 +86,9 @@ struct Layout {
         return slack - tail - L;
     }
     // The first column that a vector of by_slack has to itself: a column that two vectors hold is written twice, but
-    // added once.
+    // added once.  Where the last sums are narrowed, what they are added to is not.
     SK_INLINE int64_t own_column(int64_t vector, int64_t row) const {
+        if (rounds_grad_weight && row >= (rows - 1) / kDepth * kDepth) return 0;
         return adds_grad_weight || row >= kDepth ? vector * L : 0;
     }
     // grad_weight is made for two vectors of columns at a time, or for the last three of an odd number: the first of
