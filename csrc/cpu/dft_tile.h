@@ -57,7 +57,7 @@ struct DftTile {
     // The gradient of the coefficients from that of the logits.
     void back(const C* g, int64_t count, int64_t panel) const {
         C* out = coef(panel);
-        if (!folds(count)) return multiply<C>(u, 1, job.rank, job.rank, g, count, out);
+        if (!folds(count)) return multiply(u, 1, job.rank, job.rank, g, count, out);
         multiply_folded<false>(u, job.even_rank, g, count, out);
         multiply_folded<true>(u + job.even_rank, job.rank - job.even_rank, g, count, out + job.even_rank * PW);
     }
@@ -100,12 +100,13 @@ struct DftTile {
     void spread(int64_t panel) const {
         rotate(panel);
         if (job.low_even) {
-            multiply<C>(static_cast<const C*>(job.v_even), job.k + 1, 1, job.low_even, local.turned_even, job.k + 1, local.low_even);
-            multiply<C>(static_cast<const C*>(job.v_odd), job.k, 1, job.low_odd, local.turned_odd, job.k, local.low_odd);
+            const int64_t k = job.k;
+            multiply(v_even(), k + 1, 1, job.low_even, local.turned_even, k + 1, local.low_even);
+            multiply(v_odd(), k, 1, job.low_odd, local.turned_odd, k, local.low_odd);
         }
         const int64_t even = low_even_rows(job), odd = low_odd_rows(job);
-        multiply<C>(static_cast<const C*>(job.even), even, 1, even_takers(job), local.low_even, even, local.taken_even);
-        multiply<C>(static_cast<const C*>(job.odd), odd, 1, odd_takers(job), local.low_odd, odd, local.taken_odd);
+        multiply(static_cast<const C*>(job.even), even, 1, even_takers(job), local.low_even, even, local.taken_even);
+        multiply(static_cast<const C*>(job.odd), odd, 1, odd_takers(job), local.low_odd, odd, local.taken_odd);
         for_mirrored(
             panel,
             [&](int64_t at, C* earlier, C* later, bool is_even) {
@@ -136,15 +137,18 @@ struct DftTile {
                 copy(local.taken_odd + at, middle + job.even_rank * PW, job.rank - job.even_rank);
             });
         const int64_t even = low_even_rows(job), odd = low_odd_rows(job);
-        multiply<C>(static_cast<const C*>(job.even), 1, even, even, local.taken_even, even_takers(job), local.low_even);
-        multiply<C>(static_cast<const C*>(job.odd), 1, odd, odd, local.taken_odd, odd_takers(job), local.low_odd);
+        multiply(static_cast<const C*>(job.even), 1, even, even, local.taken_even, even_takers(job), local.low_even);
+        multiply(static_cast<const C*>(job.odd), 1, odd, odd, local.taken_odd, odd_takers(job), local.low_odd);
         if (job.low_even) {
-            multiply<C>(static_cast<const C*>(job.v_even), 1, job.k + 1, job.k + 1, local.low_even, job.low_even, local.turned_even);
-            multiply<C>(static_cast<const C*>(job.v_odd), 1, job.k, job.k, local.low_odd, job.low_odd, local.turned_odd);
+            const int64_t k = job.k;
+            multiply(v_even(), 1, k + 1, k + 1, local.low_even, job.low_even, local.turned_even);
+            multiply(v_odd(), 1, k, k, local.low_odd, job.low_odd, local.turned_odd);
         }
         rotate_back(panel, first);
     }
 
+    const C* v_even() const { return static_cast<const C*>(job.v_even); }
+    const C* v_odd() const { return static_cast<const C*>(job.v_odd); }
     const C* table(const void* angles) const { return static_cast<const C*>(angles) + span * job.k; }
 
     void rotate(int64_t panel) const {

@@ -4,22 +4,10 @@
 //     grad_weight[t][j] = sum over rows of g[t][row] * x[j][row]        for the layout.tail last columns j
 #pragma once
 
-#include <utility>
-
 #include "cpu/layout.h"
 
 namespace sk {
 namespace {
-
-// The lanes At of a, followed by b.
-template <class V, class I, int... At>
-SK_INLINE V shuffle(V a, V b, std::integer_sequence<int, At...>) {
-#if defined(__clang__)
-    return __builtin_shufflevector(a, b, At...);
-#else
-    return __builtin_shuffle(a, b, I{At...});
-#endif
-}
 
 // a and b are cut into segments of Segment lanes: the low or the high halves of a's, then of b's.
 template <int Segment, bool High, class V, class I, int... At>

@@ -43,7 +43,8 @@ struct GradWeight {
             const C* next = out + (more ? first + NV * L : kGroup * stride);
             SK_EACH(i, MR) SK_EACH(v, NV) __builtin_prefetch(next + i * stride + v * L, 1, 3);
         } else if (round) {
-            const uint16_t* next = narrowed + (more ? t : t + kGroup) * job.grad_weight_stride + (more ? first + NV * L : 0);
+            const int64_t label = more ? t : t + kGroup, column = more ? first + NV * L : 0;
+            const uint16_t* next = narrowed + label * job.grad_weight_stride + column;
             SK_EACH(i, MR) __builtin_prefetch(next + i * job.grad_weight_stride, 1, 3);
         } else if (narrowed) {
             SK_EACH(i, MR) __builtin_prefetch(narrowed + (t + i) * job.grad_weight_stride + first, 1, 3);

@@ -161,7 +161,9 @@ inline int64_t most_tiles(const Job& job) {
 constexpr int64_t kMostOfSpan = 8;
 
 inline int64_t most_spans(const Job& job) { return (most_tiles(job) + kMostOfSpan - 1) / kMostOfSpan; }
-inline int64_t tiles_of_span(const Job& job) { return most_tiles(job) ? (most_tiles(job) + most_spans(job) - 1) / most_spans(job) : 1; }
+inline int64_t tiles_of_span(const Job& job) {
+    return most_tiles(job) ? (most_tiles(job) + most_spans(job) - 1) / most_spans(job) : 1;
+}
 
 // Rows of what all tiles of a span depend on, and of what they take of it: each pair of tiles that mirror each other a row
 // for each column of U, the tile in the middle its own.

@@ -75,6 +75,9 @@ struct Layout {
     // Rows of a panel that exist.
     SK_INLINE int64_t rows_of(int64_t panel) const { return rows - panel * PW < PW ? rows - panel * PW : PW; }
 
+    // Factors from one panel of the packed x_s to the next.
+    SK_INLINE int64_t slack_stride() const { return (kTwoColumns<C> ? slack_terms + slack_terms % 2 : slack_terms) * PW; }
+
     // Panels of logits that a thread keeps at a time, and where one of them lies.
     SK_INLINE int64_t kept_panels() const { return keeps_panels ? panels : 1; }
     SK_INLINE int64_t panel_at(int64_t panel) const { return keeps_panels ? panel * panel_stride : 0; }

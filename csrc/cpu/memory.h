@@ -30,7 +30,7 @@ struct Bump {
 // The input, transposed into panels; read by all threads.
 template <class C>
 struct Shared {
-    Factor<C>* slack;  // [P][packed s][PW]
+    Factor<C>* slack;  // [P][packed s][PW], or doubled panels
     C* even;     // [P][k+1][PW]  x_0 and the cosines
     C* odd;      // [P][k][PW]    the sines
     C* codes;    // [P][c][PW]    the code features, divided by sqrt(c)
@@ -44,7 +44,7 @@ struct Shared {
     Shared(const Job& job, const Layout<C>& layout) {
         constexpr int64_t PW = kPanel<C>;
         Bump bump{job.workspace};
-        slack = bump.take<Factor<C>>(layout.panels * layout.slack_terms * PW);
+        slack = bump.take<Factor<C>>(layout.panels * layout.slack_stride());
         even = bump.take<C>(layout.panels * layout.even * PW);
         odd = bump.take<C>(layout.panels * layout.odd * PW);
         codes = bump.take<C>(layout.panels * layout.codes * PW);

@@ -28,6 +28,52 @@ constexpr int kHeightOfThree = SK_REGISTERS >= 32 ? 8 : 4;
 // ... and of a block as wide as a panel: of one vector as many rows as have addresses.
 constexpr int kPanelHeight = kVectors == 2 ? kHeight : 10;
 
+// Where a panel is one vector every multiplication would need a broadcast of its own, and loads would set the pace.  So two
+// columns of the weight, side by side in memory, are one broadcast: a row of the batch takes two lanes then, and a panel
+// two vectors (a doubled panel).
+template <class C>
+constexpr bool kTwoColumns = kVectors == 1 && sizeof(C) == 4;
+
+template <class C>
+struct Two {
+    C low, high;
+};
+
+typedef int64_t Twos __attribute__((vector_size(SK_VEC_BYTES)));
+
+// low, high, low, high, ...
+template <class V>
+SK_INLINE V broadcast(Two<float> a) {
+    int64_t both;
+    __builtin_memcpy(&both, &a, sizeof(both));
+    return (V)(both - Twos{});
+}
+
+// Lanes of a and b in turn, from the first or the second half of each 16 bytes ...
+template <bool Second, class C, int... At>
+SK_INLINE typename Simd<C>::V interleaved(typename Simd<C>::V a, typename Simd<C>::V b, std::integer_sequence<int, At...>) {
+    constexpr int Q = 16 / sizeof(C), L = Simd<C>::kLanes;
+    return shuffle<typename Simd<C>::V, typename Simd<C>::I>(
+        a, b, std::integer_sequence<int, (At % 2 * L + At / Q * Q + At % Q / 2 + Second * Q / 2)...>{});
+}
+// ... and back: the even, or the odd, lanes of a and b.
+template <bool Odd, class C, int... At>
+SK_INLINE typename Simd<C>::V every_other(typename Simd<C>::V a, typename Simd<C>::V b, std::integer_sequence<int, At...>) {
+    constexpr int Q = 16 / sizeof(C), L = Simd<C>::kLanes;
+    return shuffle<typename Simd<C>::V, typename Simd<C>::I>(
+        a, b, std::integer_sequence<int, (At % Q / (Q / 2) * L + At / Q * Q + At % (Q / 2) * 2 + Odd)...>{});
+}
+
+template <class C>
+constexpr auto kAllLanes = std::make_integer_sequence<int, Simd<C>::kLanes>{};
+
+// Where column j of a row of the batch lies in a doubled panel.
+template <class C>
+SK_INLINE int64_t doubled_at(int64_t j, int64_t lane) {
+    constexpr int64_t Q = 16 / sizeof(C), L = Simd<C>::kLanes;
+    return j / 2 * 2 * L + lane % Q / (Q / 2) * L + lane / Q * Q + lane % (Q / 2) * 2 + j % 2;
+}
+
 template <class C, int MR, int NV>
 struct Block {
     using V = typename Simd<C>::V;
@@ -95,6 +141,29 @@ struct Block {
 #pragma GCC unroll 1
         for (int64_t j = 0; j < depth; ++j, ++low, ++high, b += b_stride)
             step([&](int i) __attribute__((always_inline)) { return i < MR / 2 ? low[i * row] : high[(MR - 1 - i) * row]; }, b);
+    }
+
+    // A block of one vector with each lane in the first of two, ...
+    SK_INLINE void start_doubled(const Block<C, MR, 1>& one) {
+        SK_EACH(i, MR) {
+            acc[i][0] = interleaved<false, C>(one.acc[i][0], V{}, kAllLanes<C>);
+            acc[i][1] = interleaved<true, C>(one.acc[i][0], V{}, kAllLanes<C>);
+        }
+    }
+    // ... to which `columns` columns of rows of a are added, times doubled panels (row(i) is where row i begins), ...
+    template <class Row>
+    SK_INLINE void add_two_columns(Row&& row, const C* b, int64_t columns) {
+        int64_t j = 0;
+#pragma GCC unroll 1
+        for (; j + 1 < columns; j += 2, b += 2 * L)
+            step([&](int i) __attribute__((always_inline)) { return load<Two<C>>(row(i) + j); }, b);
+        if (j < columns) step([&](int i) __attribute__((always_inline)) { return Two<C>{row(i)[j], 0}; }, b);
+    }
+    // ... and back.
+    SK_INLINE void end_doubled(Block<C, MR, 1>& one) const {
+        SK_EACH(i, MR)
+            one.acc[i][0] = every_other<false, C>(acc[i][0], acc[i][1], kAllLanes<C>) +
+                            every_other<true, C>(acc[i][0], acc[i][1], kAllLanes<C>);
     }
 
     // Rows i and i + MR/2 mirror each other: what is even there and what is odd, times their parts of b, each in one half

@@ -19,8 +19,9 @@ template <class C, class E>
 SK_INLINE void pack_numbers(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t row, const E* x,
                             C scale, C* slack) {
     constexpr int PW = kPanel<C>, L = Simd<C>::kLanes;
-    const int64_t s = layout.slack;
-    for (int64_t j = 0; j < s; ++j) slack[j * PW] = widen<C>(x[j]);
+    const int64_t s = layout.slack, lane = row % PW;
+    for (int64_t j = 0; j < s; ++j) slack[kTwoColumns<C> ? doubled_at<C>(j, lane) : j * PW + lane] = widen<C>(x[j]);
+    if (kTwoColumns<C> && s % 2) slack[doubled_at<C>(s, lane)] = 0;
     for (int64_t v = 0; job.needs_weight && v < layout.slack_vectors; ++v) {
         C* out = shared.by_slack + layout.by_slack_at(v, row);
         const int64_t first = layout.slack_column(v), from = layout.own_column(v, row);
@@ -57,7 +58,9 @@ SK_INLINE void pack_pairs(const Job& job, const Layout<C>& layout, const Shared<
 template <class C>
 void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared, int64_t panel) {
     constexpr int PW = kPanel<C>;
-    auto* slack = shared.slack + panel * layout.slack_terms * PW;
+    auto* slack = shared.slack + panel * layout.slack_stride();
+    if (kTwoColumns<C> && layout.rows_of(panel) < PW)
+        __builtin_memset(slack, 0, static_cast<size_t>(layout.slack_stride()) * sizeof(Factor<C>));
     C* even = shared.even + panel * layout.even * PW;
     C* odd = shared.odd + panel * layout.odd * PW;
     C* codes = shared.codes + panel * layout.codes * PW;
@@ -73,7 +76,7 @@ void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared
         const int64_t row = panel * PW + lane;
         if (row >= job.rows) {
             scale[lane] = 0;
-            for (int64_t j = 0; j < layout.slack_terms; ++j) slack[j * PW + lane] = 0;
+            for (int64_t j = 0; !kTwoColumns<C> && j < layout.slack_terms; ++j) slack[j * PW + lane] = 0;
             for (int64_t j = 0; j < layout.even; ++j) even[j * PW + lane] = 0;
             for (int64_t j = 0; j < layout.odd; ++j) odd[j * PW + lane] = 0;
             for (int64_t j = 0; j < layout.codes; ++j) codes[j * PW + lane] = 0;
@@ -94,7 +97,7 @@ void pack_panel(const Job& job, const Layout<C>& layout, const Shared<C>& shared
             if constexpr (kDot2)
                 pack_pairs(job, layout, shared, row, x, slack + lane);
             else
-                pack_numbers(job, layout, shared, row, x, sc, slack + lane);
+                pack_numbers(job, layout, shared, row, x, sc, slack);
         });
     }
 }

@@ -191,12 +191,31 @@ struct Tiles {
         }
     }
 
+    // f(block) adds products over the slack columns to it, or to a block of doubled lanes in its place.
+    template <int MR, class F>
+    static SK_INLINE void with_lanes(Block<C, MR, kVectors>& block, F&& f) {
+        if constexpr (kTwoColumns<C>) {
+            Block<C, MR, 2> doubled;
+            doubled.start_doubled(block);
+            f(doubled);
+            doubled.end_doubled(block);
+        } else {
+            f(block);
+        }
+    }
+
     // `depth` columns from `first` of the labels of a block, times x_s.
     template <class B, class R>
     SK_INLINE void add_weight(B& block, R, int64_t t, int64_t first, const Factor<C>* xs, int64_t depth, bool fetch) {
         const auto* from = weight + t * weight_stride + first;
-        with_next<R::value>(from, depth, fetch, [&](int64_t j, int64_t columns) __attribute__((always_inline)) {
-            block.add(from + j, weight_stride, 1, xs + j * PW, PW, columns);
+        with_lanes(block, [&](auto& sums) __attribute__((always_inline)) {
+            with_next<R::value>(from, depth, fetch, [&](int64_t j, int64_t columns) __attribute__((always_inline)) {
+                if constexpr (kTwoColumns<C>)
+                    sums.add_two_columns([&](int i) __attribute__((always_inline)) { return from + j + i * weight_stride; },
+                                         xs + j * PW, columns);
+                else
+                    sums.add(from + j, weight_stride, 1, xs + j * PW, PW, columns);
+            });
         });
     }
 
@@ -204,7 +223,7 @@ struct Tiles {
         const C *u = dft.u, *coef = dft.coef(panel);
         const C* bias = job.bias ? static_cast<const C*>(job.bias) + at : nullptr;
         const C* start = layout.codes ? codes.forward(z, panel) : nullptr;
-        const auto* xs = shared.slack + panel * layout.slack_terms * PW;
+        const auto* xs = shared.slack + panel * layout.slack_stride();
         // While the first panel is done, the weight of the next tile comes nearer.
         const bool fetch = panel == 0 && !layout.copies_weight && at + 2 * job.tile <= job.labels;
         const int64_t terms = layout.slack_terms, depth = terms < kDepth ? terms : kDepth;
@@ -223,9 +242,18 @@ struct Tiles {
                 }
             }
             const auto *low_rows = weight + t * weight_stride, *high_rows = weight + high * weight_stride;
-            with_next<Half>(low_rows, depth, fetch, [&](int64_t j, int64_t columns) __attribute__((always_inline)) {
-                if (fetch) SK_EACH(i, Half) __builtin_prefetch(high_rows + (job.tile + i) * weight_stride + j, 0, 3);
-                block.add_mirrored(low_rows + j, high_rows + j, weight_stride, xs + j * PW, PW, columns);
+            const auto row = [&](int i) __attribute__((always_inline)) {
+                return i < Half ? low_rows + i * weight_stride : high_rows + (2 * Half - 1 - i) * weight_stride;
+            };
+            with_lanes(block, [&](auto& sums) __attribute__((always_inline)) {
+                with_next<Half>(low_rows, depth, fetch, [&](int64_t j, int64_t columns) __attribute__((always_inline)) {
+                    if (fetch) SK_EACH(i, Half) __builtin_prefetch(high_rows + (job.tile + i) * weight_stride + j, 0, 3);
+                    if constexpr (kTwoColumns<C>)
+                        sums.add_two_columns([&](int i) __attribute__((always_inline)) { return row(i) + j; }, xs + j * PW,
+                                             columns);
+                    else
+                        sums.add_mirrored(low_rows + j, high_rows + j, weight_stride, xs + j * PW, PW, columns);
+                });
             });
             SK_EACH(i, Half) SK_EACH(v, kVectors) {
                 store(z + (t + i) * PW + v * L, block.acc[i][v]);
@@ -260,9 +288,39 @@ struct Tiles {
         }
     }
 
+    // Two columns of the weight for one broadcast, and each row of g in two lanes.  Of an odd number of columns the last few
+    // are left; returns how many are not.
+    int64_t back_by_two(const C* g, int64_t count, C* gslack) {
+        const int64_t left = layout.slack % 2 ? kPanelHeight - 1 : 0, columns = layout.slack > left ? layout.slack - left : 0;
+        for_row_blocks<kPanelHeight>(columns / 2, [&](int64_t pair, auto r) __attribute__((always_inline)) {
+            constexpr int MR = decltype(r)::value;
+            Block<C, MR, 2> block;
+            block.zero();
+            const C *from = weight + 2 * pair, *row = g;
+#pragma GCC unroll 1
+            for (int64_t t = 0; t < count; ++t, from += weight_stride, row += PW) {
+                const V both = load<V>(row), twice[2] = {interleaved<false, C>(both, both, kAllLanes<C>),
+                                                         interleaved<true, C>(both, both, kAllLanes<C>)};
+                block.template step<0, MR>(
+                    [&](int i) __attribute__((always_inline)) { return load<Two<C>>(from + 2 * i); }, twice);
+            }
+            SK_EACH(i, MR) {
+                C* to = gslack + 2 * (pair + i) * PW;
+                const V low = every_other<false, C>(block.acc[i][0], block.acc[i][1], kAllLanes<C>);
+                const V high = every_other<true, C>(block.acc[i][0], block.acc[i][1], kAllLanes<C>);
+                store(to, first_tile ? low : load<V>(to) + low);
+                store(to + PW, first_tile ? high : load<V>(to + PW) + high);
+            }
+        });
+        return columns;
+    }
+
     void back(const C* g, int64_t count, int64_t panel) {
         C* gslack = sums.slack + panel * layout.slack * PW;
-        for_row_blocks<kPanelHeight>(layout.slack, [&](int64_t j, auto r) __attribute__((always_inline)) {
+        int64_t done = 0;
+        if constexpr (kTwoColumns<C>) done = back_by_two(g, count, gslack);
+        for_row_blocks<kPanelHeight>(layout.slack - done, [&](int64_t i, auto r) __attribute__((always_inline)) {
+            const int64_t j = done + i;
             Block<C, decltype(r)::value, kVectors> block;
             block.zero();
             if constexpr (kDot2)

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -60,6 +61,16 @@ SK_INLINE void store(S* p, V v) {
 template <class V, class S>
 SK_INLINE V broadcast(S a) {
     return a - V{};
+}
+
+// The lanes At of a, followed by b.
+template <class V, class I, int... At>
+SK_INLINE V shuffle(V a, V b, std::integer_sequence<int, At...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, At...);
+#else
+    return __builtin_shuffle(a, b, I{At...});
+#endif
 }
 
 // f(i) for i = 0 ... N-1, written out
