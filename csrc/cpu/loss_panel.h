@@ -39,13 +39,19 @@ struct PanelLoss {
     // f(label in the tile, lane, whether it says nothing) for every label of the panel that its row lists
     template <class F>
     SK_INLINE void for_listed(F&& f) const {
-        const int64_t first = job.label_start + label, rows = layout.rows_of(panel);
-        for (int lane = 0; lane < rows; ++lane) {
+        const int64_t first = job.label_start + label, stop = first + count, rows = layout.rows_of(panel);
+        // Most rows list none.  Which of them do is found without a branch for each.
+        const int64_t* next = local.next + panel * PW;
+        uint64_t listed = 0;
+        for (int64_t lane = 0; lane < rows; ++lane) listed |= static_cast<uint64_t>(next[lane] < stop) << lane;
+        for (; listed; listed &= listed - 1) {
+            const int lane = __builtin_ctzll(listed);
             const int64_t row = panel * PW + lane, end = job.offsets[row + 1];
             int64_t at = local.cursor[row];
-            for (; at < end && job.indices[at] < first + count; ++at)
+            for (; at < end && job.indices[at] < stop; ++at)
                 f(job.indices[at] - first, lane, job.unknown && job.unknown[at]);
             local.cursor[row] = at;
+            local.next[row] = at < end ? job.indices[at] : INT64_MAX;
         }
     }
 

@@ -68,7 +68,8 @@ struct Local {
     C* coef;         // [P][tiles_of_span][rank][PW]  what U multiplies, and then its gradient
     C* code_work;    // [T][PW]      a transform
     typename Format<C>::Int* code_signs;  // [c] for every transform of the tile
-    int64_t* cursor; // [R]          next positive label of each row
+    int64_t* cursor; // [R]          where the next label of each row's set is
+    int64_t* next;   // [R]          and which it is
     C* y;            // [T][PW]      dense targets of a panel; as z for losses of whole columns
     C* pos_z;        // [T*PW + PW]  logits of the positive labels of a panel
     C* pos_w;        // [T*PW + PW]  their weights
@@ -98,6 +99,7 @@ struct Local {
         code_work = bump.take<C>(layout.codes ? tile * PW : 0);
         code_signs = bump.take<typename Format<C>::Int>(layout.code_signs());
         cursor = bump.take<int64_t>(job.indices ? layout.rows : 0);
+        next = bump.take<int64_t>(job.indices ? layout.rows : 0);
         y = bump.take<C>(!layout.loss ? 0 : layout.columns ? panels * layout.panel_stride : tile * PW);
         const int64_t positives = layout.loss ? tile * PW : 0;
         pos_z = bump.take<C>(positives + PW);

@@ -128,6 +128,7 @@ struct Tiles {
                     at = at[half - 1] < job.label_start + labels.lo ? at + half : at;
                 }
                 local.cursor[row] = at - job.indices;
+                local.next[row] = at < end ? *at : INT64_MAX;
             }
     }
 
