@@ -44,7 +44,7 @@ SK_INLINE V multiply_add(V acc, V a, V b) {
 SK_INLINE Simd<float>::V multiply_add(Simd<float>::V acc, PairV a, PairV b) { return dot2(acc, a, b); }
 #endif
 
-// In memory the sums are of type E.
+// In memory the sums are of type E: C, or bfloat16, to which nothing is added.
 template <class C, class E = C>
 struct GradTail {
     using V = typename Simd<C>::V;
@@ -94,9 +94,16 @@ struct GradTail {
         }
         C sums[(MR * W + L - 1) / L * L];
         sum_lanes<C, L>(acc, sums);
-        for (int64_t i = skip; i < MR; ++i) {
-            E* to = out + (t + i) * stride;
-            SK_EACH(j, W) to[j] = Narrow<E, C>::from(sums[i * W + j] + (add ? widen<C>(to[j]) : C(0)));
+        if constexpr (std::is_same<E, C>::value) {
+            for (int64_t i = skip; i < MR; ++i) {
+                E* to = out + (t + i) * stride;
+                SK_EACH(j, W) to[j] = sums[i * W + j] + (add ? to[j] : C(0));
+            }
+        } else {
+            E narrow[sizeof(sums) / sizeof(C)];
+            for (int64_t v = 0; v < static_cast<int64_t>(sizeof(sums) / sizeof(C)); v += L)
+                store(narrow + v, rounded(load<V>(sums + v)));
+            for (int64_t i = skip; i < MR; ++i) __builtin_memcpy(out + (t + i) * stride, narrow + i * W, W * sizeof(E));
         }
     }
 };

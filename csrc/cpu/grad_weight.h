@@ -105,12 +105,12 @@ struct GradWeight {
     void tail(int64_t t, int64_t labels, C* out, int64_t stride) {
         const int64_t panel = kDot2 ? layout.tile * packed(PW) : layout.panel_stride, first = layout.slack - layout.tail;
         const auto* g = gradient(0) + t * packed(PW);
-        if (layout.rounds_grad_weight) {
-            auto* rows = reinterpret_cast<Bf16*>(narrowed) + t * job.grad_weight_stride + first;
-            GradTail<C, Bf16>{layout, g, panel, shared.by_rows, rows, job.grad_weight_stride, false}.run(labels);
-        } else {
-            GradTail<C>{layout, g, panel, shared.by_rows, out + first, stride, layout.adds_grad_weight}.run(labels);
-        }
+        if constexpr (kDot2)
+            if (layout.rounds_grad_weight) {
+                auto* rows = reinterpret_cast<Bf16*>(narrowed) + t * job.grad_weight_stride + first;
+                return GradTail<C, Bf16>{layout, g, panel, shared.by_rows, rows, job.grad_weight_stride, false}.run(labels);
+            }
+        GradTail<C>{layout, g, panel, shared.by_rows, out + first, stride, layout.adds_grad_weight}.run(labels);
     }
 
     void run(int64_t at, int64_t count) {
