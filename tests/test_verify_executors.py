@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import sigkernels as sk
 from sigkernels.verify import solver_stages
+from sigkernels.verify.threads import one_blas_thread
 
 
 def check(executor: Any) -> None:
@@ -37,3 +39,24 @@ def test_dask():
     distributed = pytest.importorskip("distributed")
     with distributed.Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
         check(client.get_executor())
+
+
+def test_threads_that_verify_at_once_leave_blas_as_it_was():
+    """The one that begins last sees the limit of the other: it must not be what it restores."""
+    first, second = threading.Event(), threading.Event()
+
+    def begin_first() -> None:
+        with one_blas_thread():
+            first.set()
+            assert second.wait(60)
+
+    with threadpool_limits(2, user_api="blas"):
+        before = blas_threads([])
+        thread = threading.Thread(target=begin_first)
+        thread.start()
+        assert first.wait(60)
+        with one_blas_thread():
+            second.set()
+            thread.join()
+            assert set(blas_threads([])) <= {1}  # this one is still at work
+        assert blas_threads([]) == before
