@@ -40,6 +40,7 @@ SHARED = {
     "hip:gfx942": 64 * 1024,
     "hip:gfx1100": 64 * 1024,
 }
+REGISTERS = 65536
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 VARIANTS = {
     "elementwise": ("sparse", "dense", "products"),  # the last leaves the DFT part to products
@@ -232,7 +233,10 @@ def amd(text: str) -> dict[str, Any]:
 
 def wrong(name: str, report: dict[str, Any]) -> str | None:
     """What a compilation must not be."""
-    target = name.split()[0]
+    job = Job(*name.split())
+    target, warps = job.target, launch(job).options.get("num_warps", 4)
+    if target.startswith("cuda") and warps * 32 * report["registers"] > REGISTERS:
+        return f"{name} has more than the {REGISTERS} registers of a multiprocessor with its {warps} warps: {report}"
     if report["spills"]:
         return f"{name} spills: {report}"
     if report["shared"] > SHARED[target]:

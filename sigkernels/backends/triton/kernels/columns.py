@@ -74,7 +74,7 @@ def target_block(
     if SPARSE:
         word = (tl.zeros((), tl.int64) + tile * BN // 32) * batch
         bits = tl.load(marks + word + row, mask=in_row, other=0)
-        y = ((bits[:, None] >> (label % 32)[None, :]) & 1).to(ACC)
+        y = tl.where(((bits[:, None] >> (label % 32)[None, :]) & 1) != 0, 1.0, 0.0).to(ACC)
     else:
         y = soft_targets(dense, dense_stride, dense_step, row, label, mask, ACC)
     if MIRRORED:
