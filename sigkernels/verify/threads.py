@@ -18,8 +18,16 @@ from threadpoolctl import ThreadpoolController
 
 
 @functools.cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
+def _libraries() -> list[Any]:
+    return list(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
+def _set_threads(library: Any, count: int | None) -> None:
+    if count is None:  # it does not say
+        return
+    # threadpoolctl from 3.8 on obeys the first thread that ever set a number, as long as it lives, and ignores all
+    # others without a word; here a lock keeps the threads apart.
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
 
 
 class _Limit:
@@ -28,19 +36,22 @@ class _Limit:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._limiter: Any = None
+        self._before: list[int | None] = []
 
     def enter(self) -> None:
         with self._lock:
             if not self._users:
-                self._limiter = _libraries().limit(limits=1, user_api="blas")
+                self._before = [library.num_threads for library in _libraries()]
+                for library in _libraries():
+                    _set_threads(library, 1)
             self._users += 1
 
     def leave(self) -> None:
         with self._lock:
             self._users -= 1
             if not self._users:
-                self._limiter.restore_original_limits()
+                for library, count in zip(_libraries(), self._before, strict=True):
+                    _set_threads(library, count)
 
 
 _limit = _Limit()
