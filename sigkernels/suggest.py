@@ -13,6 +13,7 @@ import torch
 from .codes import guarantee, guaranteed_size, smallest_codes
 from .dft_head import DFTHead
 from .labels import LabelSets
+from .seeding import seeded
 from .validation import check_int
 
 SLACK_STEP = 8  # kernels work on groups of columns
@@ -185,14 +186,9 @@ def _radius(
         return {}, f"radius: not estimated, since no set has at most k = {k} labels"
     if n * width > MAX_ENTRIES:
         return {}, f"radius: not estimated at {n * width:,} slack entries; sk.verify a trained head on a few sets"
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # no input will be projected
-            learned = DFTHead(1, n, k=k, slack=slack, dtype=torch.float64).slack_weight.detach()
-    finally:
-        torch.set_rng_state(state)
+    with seeded(seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no input will be projected
+        learned = DFTHead(1, n, k=k, slack=slack, dtype=torch.float64).slack_weight.detach()
     narrow = torch.cat([torch.full((n, 1), n**-0.5, dtype=torch.float64), learned], 1)
     # The rows of the whole layer are longer by the other DFT columns and the codes: distances shrink by that much.
     length = narrow.norm(dim=1)

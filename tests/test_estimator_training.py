@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -180,3 +182,24 @@ def test_torchs_default_dtype_is_not_ours(head):
         assert sk.verify(model, DENSE[:2]).check()
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_threads_that_fit_at_once_get_the_models_of_their_seeds():
+    """scikit-learn's searches may fit in threads; torch's generator is one for all of them."""
+    interval = sys.getswitchinterval()
+    labels = (np.random.default_rng(0).random((len(X), 3000)) < 0.01).astype(int)  # drawing the weights takes a while
+
+    def fit(seed):
+        return sk.MultiLabelClassifier(epochs=1, random_state=seed).fit(X, labels).decision_function(X[:2])
+
+    expected = [fit(seed) for seed in range(4)]
+    state = torch.get_rng_state()
+    try:
+        sys.setswitchinterval(1e-6)
+        for _ in range(3):
+            with ThreadPoolExecutor(4) as threads:
+                found = list(threads.map(fit, range(4)))
+            assert all(map(np.array_equal, found, expected))
+    finally:
+        sys.setswitchinterval(interval)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -14,6 +14,7 @@ from ..head_base import Head
 from ..labels import LabelSets
 from ..linear_head import LinearHead
 from ..losses import BCE, ConfusionLoss, Loss
+from ..seeding import seeded
 from ..suggest import suggest_codes, suggest_k, suggest_slack
 from ..validation import check_bool, check_device, check_int, check_number
 from .base import BaseEstimator, ClassifierMixin
@@ -275,8 +276,7 @@ class MultiLabelClassifier(Predictor, ClassifierMixin, BaseEstimator):
         self, features: Features, labels: LabelSets, weights: Tensor | None, rng: np.random.Generator
     ) -> Trainer:
         scale = features.mean_square(None if weights is None else weights.numpy())
-        with torch.random.fork_rng(devices=[]):  # leaves the global generator alone
-            torch.manual_seed(int(rng.integers(2**63)))
+        with seeded(int(rng.integers(2**63))):
             head = self._build_head(labels, _frequencies(labels, weights))
             encoder = Encoder(features.width, head.in_features, scale)
         device = check_device(self.device)
