@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -75,6 +77,28 @@ def test_proofs_beyond_the_memory_limit_lie_in_a_file_and_are_checked_from_there
     assert again.check() and again.verdicts.tolist() == report.verdicts.tolist()
     with pytest.raises(IndexError):
         store[40]
+
+
+def test_threads_read_the_certificates_that_they_ask_for(monkeypatch):
+    monkeypatch.setattr(certificate_store, "IN_MEMORY", 100)
+    store = certificate_store.CertificateStore()
+    for start in range(0, 40, 8):
+        store.add(
+            [certificate_store.Certificate("witness", witness=np.full(3, float(i))) for i in range(start, start + 8)]
+        )
+
+    def read(seed):
+        numbers = np.random.default_rng(seed).integers(0, 40, 300).tolist()
+        return [(i, store[i].witness.tolist()) for i in numbers]
+
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(4) as threads:
+            found = [pair for pairs in threads.map(read, range(4)) for pair in pairs]
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(witness == [float(i)] * 3 for i, witness in found)
 
 
 def test_exact_certificates_and_bounds_survive_the_store(matrix):

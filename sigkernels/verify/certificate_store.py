@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import tempfile
+import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ class CertificateStore(Sequence[Certificate]):
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # a report may be read from several threads; the file has one position
         self._file: Any = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - it lives as long as the store
         weakref.finalize(self, self._file.close)
         self._first = [0]  # the number of the first certificate of each block, and of the one that would follow
@@ -61,12 +63,13 @@ class CertificateStore(Sequence[Certificate]):
             raise IndexError(f"certificate {i} of {len(self)}")
         i %= len(self)
         block = bisect_right(self._first, i) - 1
-        if self._read[0] != block:
-            self._file.seek(self._starts[block])
-            data = self._file.read(self._starts[block + 1] - self._starts[block])
-            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                self._read = (block, unpack_certificates(dict(arrays)))
-        return self._read[1][i - self._first[block]]
+        with self._lock:
+            if self._read[0] != block:
+                self._file.seek(self._starts[block])
+                data = self._file.read(self._starts[block + 1] - self._starts[block])
+                with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                    self._read = (block, unpack_certificates(dict(arrays)))
+            return self._read[1][i - self._first[block]]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)  # a copy in another process has them all in memory
