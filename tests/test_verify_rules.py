@@ -209,6 +209,9 @@ def test_an_estimator_of_names_is_asked_in_names():
     )
     two = sk.MultiLabelClassifier(head="linear", hidden=3, epochs=2).fit(X, np.array([7, 9])[rng.integers(0, 2, 60)])
     assert verify(two, [9, 7]).sets.to_lists() == [[0], []] and verify(two, [9, 7]).names is None
+    pandas = pytest.importorskip("pandas")
+    assert verify(many, pandas.Series(y)).sets == report.sets
+    assert verify(one, pandas.Series(animals)).sets.to_lists() == [[0], [1], [2], [3]]
 
 
 def test_a_linear_classifier_of_scikit_learn():

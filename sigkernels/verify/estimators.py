@@ -47,6 +47,8 @@ def rule_of(classifier: Any, rule: Any, threshold: Any) -> DecisionRule:
 
 def sets_of(classifier: Any, label_sets: Any) -> Any:
     """Names or classes as the y of a MultiLabelClassifier holds them, as label sets; anything else as it is."""
+    if _is_ours(classifier) and hasattr(label_sets, "to_list"):  # a Series of pandas
+        label_sets = label_sets.to_list()
     if not _is_ours(classifier) or isinstance(label_sets, LabelSets) or not isinstance(label_sets, (Sequence, ndarray)):
         return label_sets
     in_rows = [row for row in label_sets if not isinstance(row, str) and hasattr(row, "__len__")]
