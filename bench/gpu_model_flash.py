@@ -31,7 +31,7 @@ _ALWAYS = (
     r"if \(!?sums_bias|log1pf\(product|p\.out_scale|for \(int m = 0; m < 2"
 )
 _NEVER = (
-    r"if \(next < last\)|\* DOWN >= stop|\* DOWN < stop|if \(row0 < rows|if \(label \+ column < last\)|if \(p\.loss\.plain\)|"
+    r"if \(next < last\)|\* DOWN (>=|<) (stop|end)|if \(row0 < rows|if \(label \+ column < last\)|if \(p\.loss\.plain\)|"
     r"if \(!p\.slabs\) continue|if \(label \+ part >= last\)|if \(at >= last\)|if \(p\.grad_weight|"
     r"for \(int row = 0; row < rows|column \+ 8 \* n|for \(int column = label_warp"
 )
@@ -85,7 +85,7 @@ class CUDAShape(NamedTuple):
         """Labels that a warp has in registers."""
         return 16 if self.row_tiles * self.steps * self.depth > 128 else 32
 
-    def source(self, x_piece: int, piece: int, wide: bool, add: bool) -> str:
+    def source(self, x_moves: bool, piece: int, wide: bool, add: bool) -> str:
         """A unit that has this kernel alone, for one group of rows. Constants say how rows and weights are copied and where
         gradients go: of the branches there the walk cannot tell which is which."""
         numbers = ", ".join(map(str, self[1:]))
@@ -94,7 +94,7 @@ using S = sk::Shape<{self.scalar}, {numbers}>;
 __global__ void __launch_bounds__(sk::THREADS, 1) fused_loss_kernel(const sk::FusedLossArgs<S::Scalar> given) {{
     SK_DYNAMIC_SHARED(memory);
     auto p = given;
-    p.x_piece = {x_piece}, p.weight_piece = {piece}, p.pairs = {int(piece > self.size)};
+    p.x_moves = {int(x_moves)}, p.weight_piece = {piece}, p.pairs = {int(piece > self.size)};
     p.wide = {int(wide)}, p.accumulate = {int(add)}, p.batch = min(p.batch, S::ROWS);
     sk::FusedLoss<S>(p, memory, 0).run();
 }}
@@ -137,12 +137,15 @@ def _piece(*offsets: int) -> int:
 # meet. Of unrolled loops both the body and its rest are walked, so that this is rather too long.
 _WHOLE: dict[str, Any] = {name: value for name, value in _CUDA.items() if name != "tile"} | {
     "loops": [
-        {"via": r"S::ROWS>\(shared", "at": r"for \(int pass = 0", "trips": "max(passes_of_x//4, 1)"},
+        {"at": r"at < ROWS \* ACROSS", "trips": "copies_of_x"},
+        {"at": r"row < S::ROWS; row", "trips": "aligned_rows"},
+        {"at": r"at < S::W_BYTES", "trips": "tile_bytes // 4096"},
         *_CUDA["loops"],
         {"at": r"for \(int count = left_", "trips": _SEARCH},
     ],
     "branches": [
-        {"at": r"if \(next < last\)", "take": True},  # it is the last tile
+        {"at": r"if \(next < last\)|if \(first \+ S::TILE < last\)", "take": True},  # it is the last tile
+        {"at": r"at < ROWS \* ACROSS|row < S::ROWS; row|at < S::W_BYTES", "take": False},
         {"at": r"if \(label_warp_ != owner\) return", "take": "nth % sharing != 0"},  # a warp owns some of the columns
         *_CUDA["branches"],
     ],
@@ -156,13 +159,15 @@ def _cuda_seconds(
     """Of a group of rows on one multiprocessor: a tile of labels, and all that comes before and after the tiles. ``wide``:
     sums for a gradient in float32 are written, ``add``: and read before. Rows of x begin with the DFT's ``features``."""
     m, width = MACHINES[machine], slack * shape.size
-    piece, x_piece = _piece(width), _piece(width, features * shape.size)
-    cubin = _cuda_cubin(shape, x_piece, piece, int(wide or shape.size == 4), int(add))
+    piece = _piece(width)
+    moves = _piece((features + slack) * shape.size, features * shape.size) < 16
+    cubin = _cuda_cubin(shape, int(moves), piece, int(wide or shape.size == 4), int(add))
     (registers,) = sass.registers(cubin).values()
     known = dict(
         chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=features > 0, sharing=8 // shape.row_warps,
         steps=-(-rows // (2 * shape.depth)) * 2, passes=shape.tile * shape.steps * 32 // (256 * piece),
-        passes_of_x=shape.rows * shape.steps * 32 // (256 * x_piece),
+        copies_of_x=-(-shape.rows * (2 * shape.steps + 1) // 256), tile_bytes=shape.tile * (shape.steps * 32 + 16 * shape.size + 16),
+        aligned_rows=shape.rows // (8 * (4 if shape.row_tiles * shape.steps <= 8 else 2)),
     )  # fmt: skip
     launch = dict(warps=8, tiles=m.sms, registers=registers, blocks=1)
     code = sass.load(cubin, "fused_loss_kernel")
@@ -192,6 +197,7 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
     return _flash_step(machine, dtype, (n, k, s, batch), sizes, kernel, finish)
 
 
+_RESIDENT = {"bf16": 3, "tf32": 2}  # blocks of the last kernel on a multiprocessor, by their registers
 _CUDA_FINISH: dict[str, Any] = {
     "unused_ok": True,
     "loops": [
@@ -220,19 +226,20 @@ def _cuda_finish(machine: str, dtype: str, s: int, features: int, rows: int, par
     taken = {}
     for name, (count, nbytes) in work.items():
         blocks = -(-count // m.sms)
+        together = min(blocks, _RESIDENT[dtype])
         cubin = _finish_cubin(name, dtype)
-        (registers,) = sass.registers(cubin).values()
         # Loads of what is not there are switched off, but walked.
         there = min(words / most, 1.0)
         memory = [
-            {"at": r"pair = numbers", "l2_bytes": int(256 * there)}, {"at": r"copy_async", "l2_bytes": int(512 * there)},
+            {"at": r"p\.out_scale", "l1": True},
+            {"at": r"pair = \*reinterpret", "l2_bytes": int(256 * there)}, {"op": "LDGSTS", "at": r"cp\.async", "l2_bytes": int(512 * there)},
             {"at": r"numbers\[i\] = done", "l2_bytes": int(128 * min(parts / 160, 1.0))},
         ]  # fmt: skip
         made = report.predict(
-            sass.load(cubin, "finish_kernel"), _CUDA_FINISH | {"memory": memory}, m, warps=8, tiles=count, blocks=blocks,
-            registers=registers, reps=1, words=words, most=most, parts=parts,
+            sass.load(cubin, "finish_kernel"), _CUDA_FINISH | {"memory": memory}, m, warps=8, tiles=count, blocks=together,
+            reps=1, words=words, most=most, parts=parts,
         )  # fmt: skip
-        taken[name] = made.result.cycles, blocks * nbytes / m.l2_rate
+        taken[name] = made.result.cycles * blocks / together, blocks * nbytes / m.l2_rate
     longest = max(taken, key=lambda name: taken[name][0])
     cycles = taken[longest][0] + sum(read for name, (_, read) in taken.items() if name != longest)
     return float(cycles / (m.ghz * 1e9) + LAUNCH)

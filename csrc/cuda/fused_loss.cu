@@ -43,7 +43,7 @@ FusedLossArgs<T> args_of(const Flash& f) {
     a.x_stride = f.x_stride, a.batch = int(f.batch), a.labels = int(f.labels), a.slack = int(f.slack);
     a.block_labels = int(f.block_labels);
     const int64_t row = f.slack * int64_t(sizeof(T));
-    a.x_piece = piece_of(f.x, f.x_stride * int64_t(sizeof(T)), row), a.weight_piece = piece_of(f.weight, row, row);
+    a.x_moves = piece_of(f.x, f.x_stride * int64_t(sizeof(T)), 0) < 16, a.weight_piece = piece_of(f.weight, row, row);
     a.loss = loss_args(f);
     a.row_factor = f.row_factor, a.out_scale = f.out_scale, a.scale = float(f.scale);
     a.wide = f.wide, a.accumulate = f.accumulate, a.pairs = f.slack % 2 == 0;

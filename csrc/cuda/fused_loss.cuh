@@ -22,7 +22,8 @@ struct FusedLossArgs {
     const T* coef;    // [batch, blocks, 16] or null
     int64_t x_stride;
     int batch, labels, slack, block_labels;
-    int x_piece, weight_piece;  // bytes: the longest copies that x and weight are aligned to
+    int weight_piece;  // bytes: the longest copies that weight is aligned to
+    int x_moves;       // rows of x do not begin at multiples of 16 bytes
     LossArgs loss;
     const float* row_factor;  // [batch] or null: multiplies ∂loss/∂z
     const float* out_scale;   // [1] or null: multiplies grad_weight and grad_bias, as scale does
@@ -70,37 +71,64 @@ struct FusedLoss {
         return reinterpret_cast<float*>(shared + S::AT_BIAS) + buffer * S::TILE;
     }
 
-    // Begins to bring a tile of weight and basis.
+    // Begins to bring a tile of weight and basis. FILL: into memory that has no zeros, where rows or columns are missing.
+    template <bool FILL>
     __device__ __forceinline__ void fetch(int label, int buffer) const {
         const int rows = min(S::TILE, last - label), bytes = p.slack * int(sizeof(T));
-        copy_rows<S::STEPS * STEP_BYTES, S::TILE>(w(buffer), S::W_STRIDE, p.weight + int64_t(label) * p.slack, bytes, rows,
+        copy_rows<S::STEPS * STEP_BYTES, S::TILE, FILL>(w(buffer), S::W_STRIDE, p.weight + int64_t(label) * p.slack, bytes, rows,
                                                   bytes, p.weight_piece);
         constexpr int BASIS = S::RANK * int(sizeof(T));
         if (p.basis)
-            copy_rows<16, BASIS, S::TILE>(
+            copy_rows<16, BASIS, S::TILE, FILL>(
                 w(buffer) + S::STEPS * STEP_BYTES, S::W_STRIDE,
                 reinterpret_cast<const unsigned char*>(p.basis + int64_t(label - first) * S::RANK), BASIS, rows, BASIS);
     }
 
+    __device__ __forceinline__ const unsigned char* x_row(int row) const {
+        return reinterpret_cast<const unsigned char*>(p.x + (base + row) * p.x_stride);
+    }
+
     // Begins to bring x and the first tile; nothing but zeros beyond the rows and the slack columns.
     __device__ __forceinline__ void begin() {
-        for (int at = thread(); at < S::AT_G / 16; at += THREADS) reinterpret_cast<uint4*>(shared)[at] = uint4{};
-        __syncthreads();
-        copy_rows<S::STEPS * STEP_BYTES, S::ROWS>(shared, S::X_STRIDE, p.x + base * p.x_stride,
-                                                  p.x_stride * int64_t(sizeof(T)), rows, p.slack * int(sizeof(T)),
-                                                  p.x_piece);
-        fetch(first, 0);
+        copy_raw<S::X_STRIDE, S::ROWS>(shared, x_row(0), p.x_stride * int64_t(sizeof(T)), rows, p.slack * int(sizeof(T)));
+        fetch<true>(first, 0);
+        if (first + S::TILE < last)
+#pragma unroll 1
+            for (int at = thread(); at < S::W_BYTES / 16; at += THREADS) reinterpret_cast<uint4*>(w(1))[at] = uint4{};
+    }
+
+    // x, which has been brought as it lies in memory, to where its rows begin; tf32 to the nearest, since the tensor cores would
+    // cut digits off.
+    __device__ __forceinline__ void align_x() const {
+        constexpr int WORDS = S::STEPS * 8 / 32, MANY = S::HOLDS_X ? 4 : 2;  // of a lane in a row; rows of a warp at a time
+#pragma unroll 1
+        for (int row = thread() / 32 * MANY; row < S::ROWS; row += WARPS * MANY) {
+            uint32_t words[MANY][WORDS];
+#pragma unroll
+            for (int r = 0; r < MANY; ++r) {
+                const unsigned char* from = shared + (row + r) * S::X_STRIDE + misaligned(x_row(min(row + r, rows - 1)));
+#pragma unroll
+                for (int i = 0; i < WORDS; ++i) {
+                    const unsigned char* at = from + (32 * i + lane()) * 4;
+                    if constexpr (sizeof(T) == 4) words[r][i] = round_tf32(*reinterpret_cast<const float*>(at));
+                    else words[r][i] = reinterpret_cast<const uint16_t*>(at)[0] | uint32_t(reinterpret_cast<const uint16_t*>(at)[1]) << 16;
+                }
+            }
+            __syncwarp();  // all have read before any writes
+#pragma unroll
+            for (int r = 0; r < MANY; ++r)
+#pragma unroll
+                for (int i = 0; i < WORDS; ++i)
+                    *reinterpret_cast<uint32_t*>(shared + (row + r) * S::X_STRIDE + (32 * i + lane()) * 4) = words[r][i];
+        }
     }
 
     // x, which has been brought, into this warp's operands.
     __device__ __forceinline__ void load_x() {
         wait_for_copies();
         __syncthreads();
-        if (sizeof(T) == 4) {  // to the nearest tf32; the tensor cores would cut digits off
-            for (int at = thread(); at < S::AT_W / 4; at += THREADS) {
-                auto& number = reinterpret_cast<uint32_t*>(shared)[at];
-                number = round_tf32(__int_as_float(number));
-            }
+        if (sizeof(T) == 4 || p.x_moves) {
+            align_x();
             __syncthreads();
         }
         if (S::HOLDS_X) {
@@ -372,7 +400,7 @@ struct FusedLoss {
             const int next = label + S::TILE;
             float next_bias = 0;
             if (next < last) {
-                fetch(next, buffer ^ 1);
+                fetch<false>(next, buffer ^ 1);
                 if (p.bias && thread() < S::TILE && next + thread() < last) next_bias = widen(p.bias[next + thread()]);
             }
             if (row0 < rows) {

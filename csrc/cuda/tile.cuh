@@ -46,43 +46,62 @@ struct Shape {
 };
 
 // Rows, of ROWS at the most, whose pieces of BYTES bytes are dealt out to the threads; pieces of 2 bytes are too short to
-// be copied asynchronously, so several are on their way at a time.
-template <int BYTES, int MOST, int ROWS>
+// be copied asynchronously, so several are on their way at a time. FILL: zeros for what is not there.
+template <int BYTES, int MOST, int ROWS, bool FILL>
 __device__ __forceinline__ void copy_rows(unsigned char* to, int stride, const unsigned char* from, int64_t from_stride,
                                           int rows, int bytes) {
     constexpr int ACROSS = MOST / BYTES, DOWN = THREADS / ACROSS;
     constexpr int PASSES = (ROWS + DOWN - 1) / DOWN, MANY = PASSES < 4 ? PASSES : 4;
     static_assert(THREADS % ACROSS == 0 && PASSES % MANY == 0, "a row has a power of two of pieces");
     const int now = thread_again(), at = now % ACROSS * BYTES, first = now / ACROSS;
-    const int stop = at < bytes ? rows - first : 0;
+    const int stop = at < bytes ? rows - first : 0, end = FILL ? ROWS - first : stop;
     to += first * stride + at, from += first * from_stride + at;
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass += MANY) {
         uint16_t pieces[MANY];
 #pragma unroll
         for (int i = 0; i < MANY; ++i) {
-            if ((pass + i) * DOWN >= stop) continue;
-            if constexpr (BYTES == 2) pieces[i] = *reinterpret_cast<const uint16_t*>(from + i * DOWN * from_stride);
+            if ((pass + i) * DOWN >= end) continue;
+            const bool there = !FILL || (pass + i) * DOWN < stop;
+            if constexpr (BYTES == 2) pieces[i] = there ? *reinterpret_cast<const uint16_t*>(from + i * DOWN * from_stride) : uint16_t(0);
+            else if constexpr (FILL) copy_async<BYTES>(to + i * DOWN * stride, from + i * DOWN * from_stride, there ? BYTES : 0);
             else copy_async<BYTES>(to + i * DOWN * stride, from + i * DOWN * from_stride);
         }
         if constexpr (BYTES == 2) {
 #pragma unroll
             for (int i = 0; i < MANY; ++i)
-                if ((pass + i) * DOWN < stop) *reinterpret_cast<uint16_t*>(to + i * DOWN * stride) = pieces[i];
+                if ((pass + i) * DOWN < end) *reinterpret_cast<uint16_t*>(to + i * DOWN * stride) = pieces[i];
         }
         to += MANY * DOWN * stride, from += MANY * DOWN * from_stride;
     }
 }
 
 // Rows of `bytes` <= MOST bytes in pieces of `piece` (16, 8, 4 or 2) bytes, which all rows and strides are multiples of.
-template <int MOST, int ROWS>
+template <int MOST, int ROWS, bool FILL>
 __device__ __forceinline__ void copy_rows(unsigned char* to, int stride, const void* from, int64_t from_stride, int rows,
                                           int bytes, int piece) {
     const auto* source = static_cast<const unsigned char*>(from);
-    if (piece == 16) copy_rows<16, MOST, ROWS>(to, stride, source, from_stride, rows, bytes);
-    else if (piece == 8) copy_rows<8, MOST, ROWS>(to, stride, source, from_stride, rows, bytes);
-    else if (piece == 4) copy_rows<4, MOST, ROWS>(to, stride, source, from_stride, rows, bytes);
-    else copy_rows<2, MOST, ROWS>(to, stride, source, from_stride, rows, bytes);
+    if (piece == 16) copy_rows<16, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes);
+    else if (piece == 8) copy_rows<8, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes);
+    else if (piece == 4) copy_rows<4, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes);
+    else copy_rows<2, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes);
+}
+
+// The bytes from a multiple of 16 to `at`.
+__device__ __forceinline__ int misaligned(const unsigned char* at) { return int(reinterpret_cast<uintptr_t>(at) % 16); }
+
+// Rows that begin anywhere, as they lie in 16 bytes of memory each: what precedes a row's first byte there comes along, which no
+// allocation ends within.
+template <int STRIDE, int ROWS>
+__device__ __forceinline__ void copy_raw(unsigned char* to, const unsigned char* from, int64_t from_stride, int rows, int bytes) {
+    constexpr int ACROSS = STRIDE / 16;
+#pragma unroll 1
+    for (int at = thread_again(); at < ROWS * ACROSS; at += THREADS) {
+        const int row = at / ACROSS, before = at % ACROSS * 16;
+        const unsigned char* start = from + min(row, rows - 1) * from_stride;
+        const int offset = misaligned(start), left = row < rows ? offset + bytes - before : 0;
+        copy_async<16>(to + at * 16, start - offset + before, max(min(left, 16), 0));
+    }
 }
 
 // One element of an output in its own dtype or in float32.

@@ -49,6 +49,15 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES)
                      : "memory");
 }
+// The same of which only the first `used` are read and the others are zeros; where none is, `from` may be anywhere.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to, const void* from, int used) {
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(used) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(used)
+                     : "memory");
+}
 __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
     asm volatile("cp.async.wait_group 0;" ::: "memory");

@@ -55,9 +55,8 @@ class WavesGradient {
     static __device__ __forceinline__ void run(const Args& p, unsigned char* memory, int parts, int first, int rows, int group,
                                                Put put) {
         const int words = (parts + Args::PER - 1) / Args::PER, all_steps = (words + 7) / 8;
-        const uint32_t last = Args::PER == 2 && parts % 2 ? 0xffffu : ~0u;  // of the last word: nobody wrote its other half
         const int warp = thread() / 32, share = warp % SHARES, row = min(warp / SHARES, rows - 1);
-        const auto* numbers = reinterpret_cast<const uint2*>(p.grad_coef) + ((int64_t(first + row) * words) * 16 + lane() / 4 * 2) / 2;
+        const auto* numbers = reinterpret_cast<const unsigned char*>(p.grad_coef) + int64_t(first + row) * words * 64 + lane() / 4 * 8;
         const auto* turns = reinterpret_cast<const uint4*>(p.turns) + int64_t(group) * all_steps * 64 + thread();
         if (thread() < FACTORS_BYTES / 16)
             copy_async<16>(memory + BYTES - FACTORS_BYTES + thread() * 16, reinterpret_cast<const uint4*>(p.factors) + group * 128 + thread());
@@ -73,15 +72,21 @@ class WavesGradient {
             // Where there is no word it reads the last one again, whose product is with 0.
             Left left[STEPS];
 #pragma unroll
-            for (int i = 0; i < STEPS; ++i)
+            for (int i = 0; i < STEPS; ++i) {
+                const int step = step0 + SHARES * i + share;
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int word = (step0 + SHARES * i + share) * 8 + 4 * half + lane() % 4;
                     uint2 pair{0, 0};
-                    if (SHARES * i + share < steps) pair = numbers[min(word, words - 1) * 8];
-                    if (word >= words - 1) pair.x &= last, pair.y &= last;
+                    const auto word = uint32_t(min(step * 8 + 4 * half + lane() % 4, words - 1));
+                    if (step < all_steps) pair = *reinterpret_cast<const uint2*>(numbers + word * 64);
                     left[i][2 * half] = pair.x, left[i][2 * half + 1] = pair.y;
                 }
+                if (Args::PER == 2 && step == all_steps - 1 && parts % 2) {  // nobody wrote the other half of the last word
+#pragma unroll
+                    for (int at = 0; at < 4; ++at)
+                        if (step * 8 + at / 2 * 4 + lane() % 4 >= words - 1) left[i][at] &= 0xffffu;
+                }
+            }
             wait_for_copies();
             __syncthreads();
 #pragma unroll

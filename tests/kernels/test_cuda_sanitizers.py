@@ -67,7 +67,7 @@ PLANTS = {
     "turns are read before they are there": Plant(
         "thread", "waves.cuh", "wait_for_copies();\n            __syncthreads();", "wait_for_copies();", "data race"
     ),
-    "words beyond the last": Plant("address", "waves.cuh", "min(word, words - 1)", "word", "heap-buffer-overflow"),
+    "words beyond the last": Plant("address", "waves.cuh", "min(step * 8 + 4 * half + lane() % 4, words - 1)", "step * 8 + 4 * half + lane() % 4", "heap-buffer-overflow"),
 }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ struct Block {
 struct Copy {
     void* to;
     const void* from;
-    int bytes;
+    int bytes, used;
 };
 
 struct Thread {
@@ -105,6 +105,7 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     return votes;
 }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 inline int __float_as_int(float v) {
     int bits;
@@ -219,13 +220,21 @@ void multiply(float (&sum)[4], const uint32_t (&left)[4], const uint32_t (&right
 
 // Nothing arrives before it is waited for.
 template <int BYTES>
-void copy_async(void* to, const void* from) {
+void copy_async(void* to, const void* from, int used) {
     if (reinterpret_cast<uintptr_t>(to) % BYTES || reinterpret_cast<uintptr_t>(from) % BYTES)
         shim::fail("cp.async needs addresses that are multiples of its size");
-    shim::current->copies.push_back({to, from, BYTES});
+    if (used < 0 || used > BYTES) shim::fail("cp.async reads 0 bytes to its size");
+    shim::current->copies.push_back({to, from, BYTES, used});
+}
+template <int BYTES>
+void copy_async(void* to, const void* from) {
+    copy_async<BYTES>(to, from, BYTES);
 }
 inline void wait_for_copies() {
-    for (const auto& copy : shim::current->copies) memcpy(copy.to, copy.from, size_t(copy.bytes));
+    for (const auto& copy : shim::current->copies) {
+        memcpy(copy.to, copy.from, size_t(copy.used));
+        memset(static_cast<char*>(copy.to) + copy.used, 0, size_t(copy.bytes - copy.used));
+    }
     shim::current->copies.clear();
 }
 

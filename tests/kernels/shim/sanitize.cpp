@@ -43,7 +43,7 @@ void both_kernels() {
     FusedLossArgs<T> p{};
     p.x = x.data(), p.weight = weight.data(), p.bias = bias.data(), p.basis = basis.data(), p.coef = coef.data();
     p.x_stride = slack, p.batch = batch, p.labels = labels, p.slack = slack, p.block_labels = block_labels;
-    p.x_piece = p.weight_piece = 4, p.pairs = 1, p.scale = 1, p.wide = sizeof(T) == 4;
+    p.x_moves = 1, p.weight_piece = 4, p.pairs = 1, p.scale = 1, p.wide = sizeof(T) == 4;
     p.loss.kind = LossKind::bce, p.loss.plain = 1;
     p.loss.targets.indices = indices.data(), p.loss.targets.offsets = offsets.data();
     p.grad_weight = grad_weight.data(), p.grad_bias = grad_bias.data(), p.grad_coef = grad_coef.data();
