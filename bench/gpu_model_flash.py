@@ -15,7 +15,7 @@ from gpumodel.ahead import cuda_cubin
 from gpumodel.simulate import cache_directory
 
 from sigkernels.backends import flash_pass
-from sigkernels.backends.cuda import rows_of_launch
+from sigkernels.backends.cuda import makes_features, rows_of_launch
 from sigkernels.backends.flash_kernels import FlashSizes
 
 Case = tuple[int, int, int, int]  # n, k (-1: no DFT), s, B
@@ -179,7 +179,8 @@ def _cuda_seconds(
 def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
     """Seconds and launches of a step by the kernel in CUDA C++; infinite where it refuses."""
     m, shape = MACHINES[machine], cuda_shape(machine, dtype, s, batch)
-    sizes = FlashSizes(32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows, marks=False, turns=True)
+    turns = makes_features("tf32" if dtype == "tf32" else "bfloat16", batch)
+    sizes = FlashSizes(32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows, marks=False, turns=turns)
     labels = flash_pass.block_labels(n, sizes)
 
     def kernel(rows: int) -> float:
@@ -192,7 +193,8 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
         return seconds
 
     def finish(rows: int) -> float:
-        return _cuda_finish(machine, dtype, s, 2 * k + 1 if k >= 0 else 0, rows, -(-n // labels))
+        features = 2 * k + 1 if k >= 0 and turns else 0
+        return _cuda_finish(machine, dtype, s, features, rows, -(-n // labels))
 
     return _flash_step(machine, dtype, (n, k, s, batch), sizes, kernel, finish)
 

@@ -135,7 +135,17 @@ def _unsupported(device: int) -> str | None:
 def _sizes(kind: str, batch: int, slack: int, device: int) -> FlashSizes:
     module = _module()
     group, blocks = module.rows_of_block(kind, batch, slack, device), module.processors(device)
-    return FlashSizes(module.TILE, rows_of_launch(group, slack, blocks), blocks, group, marks=False, turns=True)
+    return FlashSizes(
+        module.TILE, rows_of_launch(group, slack, blocks), blocks, group, marks=False, turns=makes_features(kind, batch)
+    )
+
+
+def makes_features(kind: str, batch: int) -> bool:
+    """Whether the last kernel makes the gradient of the DFT features, or a product does.
+
+    By prediction a product is faster for many rows. In 16 bits, where two blocks' numbers share a word, it could not read them.
+    """
+    return kind != "tf32" or batch <= 256
 
 
 def rows_of_launch(group: int, slack: int, blocks: int) -> int:

@@ -155,6 +155,11 @@ def test_groups_and_launches(cuda_on_host, monkeypatch):
         cuda._sizes.cache_clear()
 
 
+def test_who_makes_the_gradient_of_the_features():
+    assert cuda.makes_features("tf32", 256) and not cuda.makes_features("tf32", 257)
+    assert cuda.makes_features("bfloat16", 4096)
+
+
 def test_rows_of_a_launch():
     """As many groups as have room for their slabs, and at least one."""
     assert cuda.rows_of_launch(256, 64, 132) == 2816
