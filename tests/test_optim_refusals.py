@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from optim_cases import HEADS, E, N, refused
+from optim_cases import HEADS, E, N, bf16_head, refused
 from torch import nn
 
 import sigkernels as sk
@@ -72,6 +73,25 @@ def test_refuses_another_upstream_gradient() -> None:
     h = torch.randn(2, E, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"opt\.grad_scale"):
         (head.loss(h, [[1], []], update=opt) / 2).backward()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", ["linear", "bf16"])
+def test_refuses_features_that_would_spoil_every_weight(wrong: float, kind: str) -> None:
+    head = HEADS["linear"]() if kind == "linear" else bf16_head()
+    opt = sk.optim.FusedAdamW(head, 0.1)
+    h = torch.randn(3, E, dtype=head.weight.dtype)
+    h[1, 0] = wrong
+    before = copy.deepcopy(head.state_dict())
+    with pytest.raises(ValueError, match=r"1 of 3 rows, the first is row 1.*nothing was changed"):
+        head.loss(h, [[1], [], [2]], update=opt)
+    assert all(torch.equal(before[name], value) for name, value in head.state_dict().items())
+    h[1, 0] = torch.finfo(h.dtype).max / 2
+    h[2, 0] = torch.finfo(h.dtype).max / 1.5
+    with torch.no_grad():
+        head.weight[:, 0] = 0  # large numbers are none of these, though their sum is infinite
+    head.loss(h, [[1], [], [2]], update=opt)  # nor does the optimizer count it as a step
+    assert all(state["step"] == 1 for state in opt.state.values())
 
 
 def test_refuses_hooks_transforms_and_computed_weights() -> None:

@@ -9,6 +9,7 @@ backward pass raises where it is another.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def updated_loss(
             "update= changes weights in memory, and here is none to change: fake and meta tensors and tensor subclasses "
             "are for tracing; call the loss without update="
         )
+    _check_finite(x)
     return _UpdatedLoss.apply(
         (layer, targets, loss, scale, upstream, update, shard), x, *(p.parameter for p in update.parts())
     )
@@ -74,6 +76,19 @@ class _UpdatedLoss(torch.autograd.Function):
         if torch.is_grad_enabled() and grad_x is not None:  # create_graph=True
             (grad_x,) = refuse_double_backward([x, grad_output], [grad_x])
         return None, grad_x, *[None] * (len(ctx.needs_input_grad) - 2)
+
+
+def _check_finite(x: Tensor) -> None:
+    """One NaN in x would be in every weight after the step, which no check of the loss can undo."""
+    if not x.is_cpu or math.isfinite(x.detach().sum().item()):  # no accelerator is waited for
+        return
+    wrong = (~x.detach().isfinite().all(1)).nonzero().flatten()
+    if len(wrong):  # and not a sum of large numbers
+        raise ValueError(
+            f"the features hold NaN or infinite numbers ({len(wrong)} of {len(x)} rows, the first is row {int(wrong[0])}), "
+            "and the step of update= would put them into every label weight; nothing was changed. Leave such rows out, "
+            "or look for what made them in the layers before"
+        )
 
 
 def _check_upstream(grad_output: Tensor, upstream: float) -> None:
