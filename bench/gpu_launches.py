@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigkernels import LabelSets
 from sigkernels.backends import flash_pass, library_tables, library_walk
-from sigkernels.backends.flash_kernels import FlashLaunch, FlashSizes
+from sigkernels.backends.flash_kernels import FlashLaunch, FlashResults, FlashSizes
 from sigkernels.backends.interface import LossCall
 from sigkernels.layer import Layer, LayerMeta
 from sigkernels.losses import BCE
@@ -101,14 +101,7 @@ class StubFlash:
     def fused_loss(self, launch: FlashLaunch) -> None:
         self._note("flash", launch)
 
-    def finish(
-        self,
-        launch: FlashLaunch,
-        grad_x: Tensor | None,
-        grad_features: Tensor | None,
-        rows: Tensor,
-        value: Tensor | None,
-    ) -> None:
+    def finish(self, launch: FlashLaunch, results: FlashResults) -> None:
         self._note("finish", launch)
 
 

@@ -17,7 +17,7 @@ from ..layer import Layer
 from ..losses import ColumnLoss, ElementwiseLoss, ElementwiseParams
 from ..losses.kernel_params import BCE_KIND
 from . import cuda_support, flash_pass
-from .flash_kernels import FlashLaunch, FlashSizes
+from .flash_kernels import FlashLaunch, FlashResults, FlashSizes
 from .gpu_paths import LossShape
 from .interface import Backend, BackendError, ColumnResult, LMLSteps, LossCall, LossResult, Operation, gradient_dtype
 
@@ -207,14 +207,8 @@ class CUDAKernels:
     def fused_loss(self, launch: FlashLaunch) -> None:
         _module().fused_loss(*self._seen(launch))
 
-    def finish(
-        self,
-        launch: FlashLaunch,
-        grad_x: Tensor | None,
-        grad_features: Tensor | None,
-        rows: Tensor,
-        value: Tensor | None,
-    ) -> None:
+    def finish(self, launch: FlashLaunch, results: FlashResults) -> None:
+        grad_x, grad_features, rows, value = results
         _module().finish(
             *self._seen(launch),
             grad_x=_address(grad_x),

@@ -87,6 +87,16 @@ class FlashLaunch(NamedTuple):
     bias_sums: Tensor | None  # float32 [m]
 
 
+class FlashResults(NamedTuple):
+    """What ``finish`` writes; None is not needed."""
+
+    grad_x: Tensor | None  # [B, s], strided: scale · out_scale · Σ slabs
+    # [B, 2k+1], strided, where there are turns: scale · out_scale · Σ_p grad_coef_p · wavesᵀ of block p
+    grad_features: Tensor | None
+    rows: Tensor  # float64 [B]: Σ row_sums
+    value: Tensor | None  # float32 []: scale · Σ totals, rounded once
+
+
 class FlashKernels(Protocol):
     """The kernels of a backend. Each launches on the current stream of the tensors' device and returns at once."""
 
@@ -96,17 +106,5 @@ class FlashKernels(Protocol):
     def fused_loss(self, launch: FlashLaunch) -> None:
         """The pass over all labels."""
 
-    def finish(
-        self,
-        launch: FlashLaunch,
-        grad_x: Tensor | None,
-        grad_features: Tensor | None,
-        rows: Tensor,
-        value: Tensor | None,
-    ) -> None:
-        """Adds the blocks' sums in a fixed order.
-
-        ``grad_x [B, s]``, strided, = scale · out_scale · Σ slabs; ``rows [B]`` float64 = Σ row_sums; ``value []``
-        float32 = scale · Σ totals, rounded once. ``grad_features [B, 2k+1]``, where there are turns, as ``grad_x``:
-        = scale · out_scale · Σ_p grad_coef_p · wavesᵀ of block p.
-        """
+    def finish(self, launch: FlashLaunch, results: FlashResults) -> None:
+        """Adds the blocks' sums in a fixed order."""

@@ -27,7 +27,7 @@ from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .device_tables import DeviceTables
-from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashSizes, Turns
+from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashResults, FlashSizes, Turns
 from .gpu_paths import LossShape
 from .interface import LossCall, LossResult, gradient_dtype, label_vector
 from .library_walk import without_autocast
@@ -303,11 +303,11 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
             grad, of_features = (
                 None if all_rows is None else all_rows[part] for all_rows in (grad_slack_x, grad_features)
             )
-            kernels.finish(launch, grad, of_features, rows[part], value)
+            kernels.finish(launch, FlashResults(grad, of_features, rows[part], value))
         grad_weight, grad_bias = (None if grad is None else grad.to(out_dtype) for grad in (grad_weight, grad_bias))
     else:
         kernels.fused_loss(whole)
-        kernels.finish(whole, grad_slack_x, grad_features, rows, value)
+        kernels.finish(whole, FlashResults(grad_slack_x, grad_features, rows, value))
     if tables is not None and tables.turns is None and grad_features is not None and scratch.grad_coef is not None:
         _add_dft(grad_features, scratch.grad_coef, tables.back, factors)
     return LossResult(rows, grad_x, grad_weight, grad_bias, value=value)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigkernels.backends.flash_kernels import RANK, FlashLaunch, FlashSizes
+from sigkernels.backends.flash_kernels import RANK, FlashLaunch, FlashResults, FlashSizes
 from sigkernels.losses import BCE, Asymmetric, ElementwiseLoss, ElementwiseParams, Focal
 from sigkernels.losses.kernel_params import BCE_KIND, FOCAL_KIND
 
@@ -121,14 +121,8 @@ class ReferenceKernels:
         f, g = y * positive + (1 - y) * negative, y * up + (1 - y) * down
         return (f, g) if launch.label_weight is None else (f * launch.label_weight[part], g * launch.label_weight[part])
 
-    def finish(
-        self,
-        launch: FlashLaunch,
-        grad_x: Tensor | None,
-        grad_features: Tensor | None,
-        rows: Tensor,
-        value: Tensor | None,
-    ) -> None:
+    def finish(self, launch: FlashLaunch, results: FlashResults) -> None:
+        grad_x, grad_features, rows, value = results
         self.calls.append("finish")
         factor = launch.scale * (1.0 if launch.out_scale is None else float(launch.out_scale))
         if grad_x is not None:

@@ -179,7 +179,7 @@ class NoKernels(ReferenceKernels):
     def fused_loss(self, launch):
         self.calls.append("fused_loss")
 
-    def finish(self, launch, grad_x, grad_features, rows, value):
+    def finish(self, launch, results):
         self.calls.append("finish")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...labels import LabelSets
 from ...losses import ElementwiseParams
 from ...losses.kernel_params import BCE_KIND
-from ..flash_kernels import RANK, FlashLaunch, FlashSizes
+from ..flash_kernels import RANK, FlashLaunch, FlashResults, FlashSizes
 from ..flash_pass import rank_refusal, refusal
 from ..gpu_paths import LossShape
 from ..interface import LossCall
@@ -149,14 +149,8 @@ class TritonFlash(NamedTuple):
                 ),
             )  # fmt: skip
 
-    def finish(
-        self,
-        launch: FlashLaunch,
-        grad_x: Tensor | None,
-        grad_features: Tensor | None,
-        rows: Tensor,
-        value: Tensor | None,
-    ) -> None:
+    def finish(self, launch: FlashLaunch, results: FlashResults) -> None:
+        grad_x, _, rows, value = results
         batch, slack = launch.x.shape
         spare, dtype, scaled = launch.row_sums, launch.x.dtype, launch.out_scale is not None
         keywords = _finish_keywords(batch <= _FEW, slack, grad_x is not None, scaled, value is not None, dtype)
