@@ -95,10 +95,9 @@ struct GradTail {
         C sums[(MR * W + L - 1) / L * L];
         sum_lanes<C, L>(acc, sums);
         if constexpr (std::is_same<E, C>::value) {
-            for (int64_t i = skip; i < MR; ++i) {
-                E* to = out + (t + i) * stride;
-                SK_EACH(j, W) to[j] = sums[i * W + j] + (add ? to[j] : C(0));
-            }
+            if (add)
+                for (int64_t i = skip; i < MR; ++i) SK_EACH(j, W) sums[i * W + j] += out[(t + i) * stride + j];
+            for (int64_t i = skip; i < MR; ++i) __builtin_memcpy(out + (t + i) * stride, sums + i * W, W * sizeof(C));
         } else {
             E narrow[sizeof(sums) / sizeof(C)];
             for (int64_t v = 0; v < static_cast<int64_t>(sizeof(sums) / sizeof(C)); v += L)

@@ -88,14 +88,18 @@ struct PanelLoss {
         }
     }
 
-    // N vectors of logits: q is two running products of (1 + e), less 1, one of the even vectors and one of the odd ones;
-    // linear the same of max(z, 0).  Two, so that a multiplication need not wait for the one before it.
+    // The first half of N vectors of logits: what exp(-|z|) is made of.
+    template <int N>
+    static SK_INLINE void begin_negative(const C* at, V (&e)[N], V (&steps)[N]) {
+        SK_EACH(i, N) e[i] = M::minus_abs(load<V>(at + i * L));
+        M::exp_begin(e, steps);
+    }
+
+    // The rest, from e = exp(-|z|): q is two running products of (1 + e), less 1, one of the even vectors and one of the odd
+    // ones; linear the same of max(z, 0).  Two, so that a multiplication need not wait for the one before it.
     template <int N, bool Grad>
-    static SK_INLINE void bce_negative(C* at, V (&q)[2], V (&linear)[2]) {
+    static SK_INLINE void end_negative(C* at, const V (&e)[N], V (&q)[2], V (&linear)[2]) {
         const V zero{}, one = M::splat(1);
-        V e[N];
-        SK_EACH(i, N) e[i] = -M::abs(load<V>(at + i * L));
-        M::exp_neg(e);
         SK_EACH(i, N) q[i % 2] = (q[i % 2] + e[i]) + q[i % 2] * e[i];
         SK_EACH(i, N) {
             const V x = load<V>(at + i * L);
@@ -112,13 +116,26 @@ struct PanelLoss {
         // Labels of so many vectors at a time as keep the processor busy and the constants in registers.
         constexpr int kMost = SK_REGISTERS >= 32 ? 4 : 2, kAtOnce = kMost / kVectors;
         const V zero{};
-        V sums[kVectors]{};
+        V sums[kVectors]{}, next[kMost]{}, steps[kMost]{};
+        if (count >= kAtOnce) begin_negative(z, next, steps);
         for (int64_t start = 0; start < count; start += kRun) {
             const int64_t stop = start + kRun < count ? start + kRun : count;
             V q[2] = {zero, zero}, linear[2] = {zero, zero};
             int64_t t = start;
-            for (; t + kAtOnce <= stop; t += kAtOnce) bce_negative<kMost, Grad>(z + t * PW, q, linear);
-            for (; t < stop; ++t) bce_negative<kVectors, Grad>(z + t * PW, q, linear);
+            for (; t + kAtOnce <= stop; t += kAtOnce) {
+                V e[kMost];
+                SK_EACH(i, kMost) e[i] = next[i];
+                M::exp_end(e, steps);
+                const int64_t after = t + kAtOnce <= count - kAtOnce ? t + kAtOnce : t;  // at the end anything
+                begin_negative(z + after * PW, next, steps);
+                end_negative<kMost, Grad>(z + t * PW, e, q, linear);
+            }
+            for (; t < stop; ++t) {
+                V e[kVectors], single[kVectors];
+                begin_negative(z + t * PW, e, single);
+                M::exp_end(e, single);
+                end_negative<kVectors, Grad>(z + t * PW, e, q, linear);
+            }
             SK_EACH(v, 2) sums[v % kVectors] += linear[v] + M::log1p(q[v]);
         }
         add_loss(sums);

@@ -118,6 +118,10 @@ struct VecMath : Simd<C> {
         constexpr Int mask = static_cast<Int>(~(Int{1} << (sizeof(C) * 8 - 1)));
         return (V)((I)a & mask);
     }
+    static SK_INLINE V minus_abs(V a) {
+        constexpr Int sign = static_cast<Int>(Int{1} << (sizeof(C) * 8 - 1));
+        return (V)((I)a | sign);
+    }
 
     // exp(x) for x <= 0, relative error about 1 ulp; below kExpMin 0 or anything less than exp(kExpMin); NaN stays NaN
     static SK_INLINE V exp_neg(V x) {
@@ -130,8 +134,23 @@ struct VecMath : Simd<C> {
     // other, and the processor does not look far enough ahead to find the next chain by itself.
     template <int N>
     static SK_INLINE void exp_neg(V (&x)[N]) {
+        V steps[N];
+        exp_begin(x, steps);
+        exp_end(x, steps);
+    }
+
+    // The same in two halves, so that the first half of the next N vectors stands between them: the processor does not look
+    // far enough ahead to begin those by itself.
+    template <int N>
+    static SK_INLINE void exp_begin(V (&x)[N], V (&steps)[N]) {
 #if defined(SK_LOOKUP)
-        if constexpr (sizeof(C) == 4) return exp_by_table(x);
+        if constexpr (sizeof(C) == 4) reduce_by_table(x, steps);
+#endif
+    }
+    template <int N>
+    static SK_INLINE void exp_end(V (&x)[N], V (&steps)[N]) {
+#if defined(SK_LOOKUP)
+        if constexpr (sizeof(C) == 4) return exp_by_table(x, steps);
 #endif
         const V low = splat(F::kExpMin);
         I below[N];
@@ -183,10 +202,21 @@ struct VecMath : Simd<C> {
 
 #if defined(SK_LOOKUP)
     // 2^(steps / L) from a table leaves so small an r that a cubic is right to 3e-8: half of what the polynomial costs.
-    // ln 2 in one number is right to 3e-9, a tenth of what x itself may be off by.  At kExpZero the exponent that `shifted`
-    // makes and the table's entry cancel: exactly 0.
+    // x becomes r; the lowest bits of `steps` as an integer are the whole number of steps.
+    // ln 2 in one number is right to 3e-9, a tenth of what x itself may be off by.
     template <int N>
-    static SK_INLINE void exp_by_table(V (&x)[N]) {
+    static SK_INLINE void reduce_by_table(V (&x)[N], V (&steps)[N]) {
+        constexpr int L = Simd<C>::kLanes;
+        V whole[N];
+        SK_EACH(i, N) x[i] = greater(splat(F::kExpZero), x[i]);
+        SK_EACH(i, N) steps[i] = x[i] * static_cast<C>(1.4426950408889634074 * L) + F::kRound;
+        SK_EACH(i, N) whole[i] = steps[i] - F::kRound;
+        SK_EACH(i, N) x[i] = x[i] - whole[i] * static_cast<C>(0.69314718055994530942 / L);
+    }
+
+    // r becomes exp(x).  At kExpZero the exponent that `steps` makes and the table's entry cancel: exactly 0.
+    template <int N>
+    static SK_INLINE void exp_by_table(V (&r)[N], const V (&steps)[N]) {
         constexpr int L = Simd<C>::kLanes, shift = L == 16 ? 19 : 20;
         // 2^(i / 16), less what shifting i into the exponent leaves in the mantissa
         constexpr Int sixteenths[] = {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
@@ -195,15 +225,11 @@ struct VecMath : Simd<C> {
         constexpr C square = L == 16 ? 0.50001619f : 0.50006475f, cube = L == 16 ? 0.16666872f : 0.16667570f;
         I entries;
         SK_EACH(i, L) entries[i] = sixteenths[i * 16 / L];
-        V shifted[N], p[N], power[N];
-        SK_EACH(i, N) x[i] = greater(splat(F::kExpZero), x[i]);
-        SK_EACH(i, N) shifted[i] = x[i] * static_cast<C>(1.4426950408889634074 * L) + F::kRound;
-        SK_EACH(i, N) p[i] = shifted[i] - F::kRound;
-        SK_EACH(i, N) x[i] = x[i] - p[i] * static_cast<C>(0.69314718055994530942 / L);
-        SK_EACH(i, N) p[i] = x[i] * cube + square;
-        SK_EACH(i, N) p[i] = p[i] * (x[i] * x[i]) + x[i];
-        SK_EACH(i, N) power[i] = (V)((I)lookup((V)entries, (I)shifted[i]) + ((I)shifted[i] << shift));
-        SK_EACH(i, N) x[i] = power[i] * p[i] + power[i];
+        V p[N], power[N];
+        SK_EACH(i, N) p[i] = r[i] * cube + square;
+        SK_EACH(i, N) p[i] = p[i] * (r[i] * r[i]) + r[i];
+        SK_EACH(i, N) power[i] = (V)((I)lookup((V)entries, (I)steps[i]) + ((I)steps[i] << shift));
+        SK_EACH(i, N) r[i] = power[i] * p[i] + power[i];
     }
 #endif
 
