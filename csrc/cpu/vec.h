@@ -142,13 +142,13 @@ struct VecMath : Simd<C> {
     // The same in two halves, so that the first half of the next N vectors stands between them: the processor does not look
     // far enough ahead to begin those by itself.
     template <int N>
-    static SK_INLINE void exp_begin(V (&x)[N], V (&steps)[N]) {
+    static SK_INLINE void exp_begin([[maybe_unused]] V (&x)[N], [[maybe_unused]] V (&steps)[N]) {
 #if defined(SK_LOOKUP)
         if constexpr (sizeof(C) == 4) reduce_by_table(x, steps);
 #endif
     }
     template <int N>
-    static SK_INLINE void exp_end(V (&x)[N], V (&steps)[N]) {
+    static SK_INLINE void exp_end(V (&x)[N], [[maybe_unused]] const V (&steps)[N]) {
 #if defined(SK_LOOKUP)
         if constexpr (sizeof(C) == 4) return exp_by_table(x, steps);
 #endif
