@@ -62,12 +62,15 @@ def main(cases: list[Case]) -> None:
         times = interleaved({name: problem.who(name) for name in names})
         ours = times["sigkernels"]
         ratios = "  ".join(f"{name} {times[name] / ours:.2f}" for name in names[1:])
-        best = min(names[1:], key=lambda name: times[name])
         rate = problem.flops / ours / 1e9
-        print(
-            f"{case!s:34} {ours * 1e3:8.2f} ms {rate:6.0f} GFLOP/s   best peer {times[best] / ours:.2f} ({best}): {ratios}",
-            flush=True,
-        )
+        print(f"{case!s:34} {ours * 1e3:8.2f} ms {rate:6.0f} GFLOP/s   {ratios}", flush=True)
+        for layer, peers in (
+            ("the same layer", [name for name in names[1:] if ("frozen" in name) == (case.k >= 0)]),
+            ("a layer without the DFT part", [name for name in names[1:] if case.k >= 0 and "frozen" not in name]),
+        ):
+            if peers:
+                best = min(peers, key=lambda name: times[name])
+                print(f"{'':34} best peer of {layer}: {times[best] / ours:.2f} ({best})", flush=True)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,10 @@ def compiled(function: Callable[[], Tensor], how: str) -> Callable[[], Tensor]:
     return torch.compile(own, fullgraph=True, **COMPILERS[how])
 
 
-STEPS = (OURS, "eager, frozen DFT", "eager, no DFT", "chunks, no DFT", *(f"{how}, no DFT" for how in COMPILERS))
+STEPS = (
+    OURS, "eager, frozen DFT", "eager, no DFT", "chunks, no DFT",
+    *(f"{how}, {columns}" for how in COMPILERS for columns in ("no DFT", "frozen DFT")),
+)  # fmt: skip
 LOSSES: dict[str, sk.Loss] = {
     "BCE": sk.BCE(),
     "Focal": sk.Focal(),
