@@ -14,6 +14,12 @@ from .validation import check_int, check_number
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 _AT_LEAST_0 = ("lr", "weight_decay", "eps", "momentum", "initial_accumulator_value")
 _OF_A_KIND = ("momentum", "betas", "eps", "initial_accumulator_value")  # the settings that tell optimizers apart
+_NOT_OURS = {
+    "nesterov": False,
+    "dampening": 0,
+    "maximize": False,
+    "amsgrad": False,
+}  # torch's, and what leaves them out
 
 
 def check_settings(group: dict[str, Any]) -> None:
@@ -78,6 +84,25 @@ def check_same_kind(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
                 f"state_dict is of another kind of optimizer: its groups have {', '.join(saved) or 'no settings'} where "
                 f"{type(optimizer).__name__} has {', '.join(own)}"
             )
+        if foreign := _foreign_settings(group):
+            raise ValueError(
+                f"state_dict is of an optimizer with {', '.join(foreign)}, which {type(optimizer).__name__} does not have: its "
+                "steps would be others; go on with that optimizer and without update=, or start the fused one anew"
+            )
+
+
+def _foreign_settings(group: dict[str, Any]) -> list[str]:
+    """What a group of torch's own asks for that no fused optimizer does."""
+    foreign = [f"{name}={group[name]}" for name, without in _NOT_OURS.items() if group.get(name, without) != without]
+    if "rounding" in group:  # of a fused optimizer
+        return foreign
+    if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
+        foreign.append("a weight decay that is part of the gradient (Adam)")
+    if "betas" in group and "amsgrad" not in group:
+        foreign.append("the steps of NAdam, RAdam or Adamax")
+    if "initial_accumulator_value" in group:
+        foreign.append("a sum for every weight (torch's Adagrad; here there is one for every label)")
+    return foreign
 
 
 def refuse_data_parallel(head: nn.Module) -> None:

@@ -100,3 +100,14 @@ def test_autocast_inside_compile():
     torch.testing.assert_close(
         torch.compile(step, fullgraph=True, backend="aot_eager")(h), step(h), rtol=1e-2, atol=1e-3
     )
+
+
+def test_settings_in_tensors_compile_once():
+    """docs/losses.md, "Settings that change while you train"; a number compiles anew."""
+    head, h, y = sk.DFTHead(24, 60, k=4, slack=5), torch.randn(3, 24), sk.LabelSets.from_lists([[1], [], [5, 7]], 60)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    step = torch.compile(lambda loss: head.loss(h, y, loss), fullgraph=True, backend=counter)
+    for value in (1.0, 1.5, 2.0, 3.0):
+        for loss in (sk.SigmoidF1(beta=torch.tensor(value)), sk.BCE(pos_weight=torch.tensor(value))):
+            torch.testing.assert_close(step(loss), head.loss(h, y, loss))
+    assert counter.frame_count == 2

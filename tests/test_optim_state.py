@@ -76,6 +76,30 @@ def test_goes_on_from_the_state_of_torchs_own(kind: str) -> None:
     close(ours.weight, theirs.weight)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "words"),
+    [
+        (lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True), sk.optim.FusedSGD, "nesterov=True"),
+        (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.5), sk.optim.FusedSGD, "dampening=0.5"),
+        (lambda p: torch.optim.SGD(p, maximize=True), sk.optim.FusedSGD, "maximize=True"),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), sk.optim.FusedAdamW, "amsgrad=True"),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), sk.optim.FusedAdamW, "part of the gradient"),
+        (torch.optim.RAdam, sk.optim.FusedAdamW, "RAdam"),
+        (torch.optim.Adagrad, sk.optim.FusedAdagrad, "a sum for every weight"),
+    ],
+)
+def test_refuses_the_state_of_steps_that_are_not_its_own(theirs: Any, ours: Any, words: str) -> None:
+    head = HEADS["linear"]()
+    other = theirs(head.parameters())
+    train(head, other, False)
+    opt = ours(head)
+    before = copy.deepcopy(opt.state_dict())
+    with pytest.raises(ValueError, match=f"an optimizer with .*{words}.* which {ours.__name__} does not have"):
+        opt.load_state_dict(other.state_dict())
+    assert str(opt.state_dict()) == str(before)
+    opt.load_state_dict(before)
+
+
 def test_distributed_checkpoints(tmp_path: Any) -> None:
     """Of a fused optimizer beside an ordinary one; the optimizer that reads has not made a step yet."""
     import torch.distributed.checkpoint as dcp

@@ -41,6 +41,25 @@ class Squares(sk.ElementwiseLoss):
         return (z - y).square(), 2 * (z - y)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Settings(sk.ElementwiseLoss):
+    """Settings of every kind, and two that follow from them."""
+
+    mode: str = "none"
+    seed: int = 0
+    weight: Tensor | None = None
+    twice: float = dataclasses.field(init=False, default=0.0)
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "twice", 2.0 * self.seed)
+        object.__setattr__(self, "root", None if self.weight is None else self.weight.sqrt())
+
+    def value(self, z, y):
+        scale = 1.0 + (self.mode == "a|b%7C") + (self.seed == 2**60 + 1) + (self.twice == 2.0**61)
+        return scale * self.root * (z - y).square()
+
+
 class TenTimes(sk.BCE):
     def value(self, z, y):
         return 10 * super().value(z, y)
@@ -98,6 +117,7 @@ LOSSES = [
     Squares(),
     TenTimes(label_smoothing=0.1),
     TenTimes(pos_weight=3.0),
+    Settings("a|b%7C", 2**60 + 1, torch.linspace(1, 2, 60, dtype=torch.float64)),
 ]
 
 
@@ -224,6 +244,24 @@ def test_what_cannot_be_computed_says_so(loss, error, words):
     p = problem(60, 4, 5, 7)
     with pytest.raises(error, match=words):
         public_loss(p, p.targets, loss, "mean")
+
+
+def own_init():
+    class Own(sk.ElementwiseLoss):
+        def __init__(self, scale):
+            self.scale = scale
+
+
+def slots():
+    @dataclasses.dataclass(frozen=True, eq=False, slots=True)
+    class Own(sk.ElementwiseLoss):
+        scale: float = 1.0
+
+
+@pytest.mark.parametrize(("make", "words"), [(own_init, "an __init__ of its own"), (slots, "slots")])
+def test_classes_whose_settings_would_be_lost_in_a_copy_are_refused(make, words):
+    with pytest.raises(TypeError, match=f"Own has {words}: .* Decorate it with"):
+        make()
 
 
 THETA = torch.ones(2, requires_grad=True)

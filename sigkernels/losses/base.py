@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -24,7 +24,11 @@ L = TypeVar("L", bound="Loss")
 
 _classes: weakref.WeakValueDictionary[str, type[Loss]] = weakref.WeakValueDictionary()
 _taken: set[str] = set()  # names are never given twice, so that none can mean another class later
-_DECODE = {"f": float, "i": int, "b": bool}
+_DECODE: dict[str, Callable[[Any], Any]] = {
+    "i": int,
+    "b": bool,
+    "s": lambda text: text.replace("%7C", "|").replace("%25", "%"),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +48,13 @@ class Loss:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if wrong := {"__init__", "__slots__"} & vars(cls).keys():
+            what = "slots" if "__slots__" in wrong else "an __init__ of its own"
+            raise TypeError(
+                f"{cls.__name__} has {what}: the settings of a loss are the fields of a frozen dataclass, so that it can be "
+                "copied. Decorate it with @dataclasses.dataclass(frozen=True, eq=False), and derive other values from the "
+                "fields in __post_init__"
+            )
         plain = f"{cls.__module__}.{cls.__qualname__}"
         names = itertools.chain([plain], (f"{plain}#{count}" for count in itertools.count(2)))
         cls._name = next(name for name in names if name not in _taken)
@@ -109,9 +120,9 @@ class Loss:
     def at_labels(self: L, like: Tensor, start: int = 0, stop: int | None = None) -> L:
         """The same loss for the labels ``start … stop-1``, its tensors with the dtype and device of ``like``."""
         moved = {
-            name: (tensor[start:stop] if tensor.ndim else tensor).to(dtype=like.dtype, device=like.device)
-            for name in vars(self)
-            if isinstance(tensor := getattr(self, name), Tensor)
+            field.name: (tensor[start:stop] if tensor.ndim else tensor).to(dtype=like.dtype, device=like.device)
+            for field in dataclasses.fields(self)
+            if field.init and isinstance(tensor := getattr(self, field.name), Tensor)
         }
         return dataclasses.replace(self, **moved) if moved else self
 
@@ -143,15 +154,19 @@ class Loss:
         return None, None
 
     def flatten(self) -> tuple[str, list[float], list[Tensor]]:
-        """(class, kinds of its settings and strings; numbers; tensors): how an operator call carries a loss.
+        """(class, kinds of its settings, strings and whole numbers; other numbers; tensors): how an operator call carries a
+        loss.
 
-        Tensors that may be learned are not among them: they are inputs of their own.
+        Tensors that may be learned are not among them: they are inputs of their own. What ``__post_init__`` derives is
+        derived again.
         """
         kinds, strings = "", ""
         numbers: list[float] = []
         tensors: list[Tensor] = []
-        for name in vars(self):
-            value = getattr(self, name)
+        for field in dataclasses.fields(self):
+            if not field.init:
+                continue
+            name, value = field.name, getattr(self, field.name)
             if isinstance(value, Tensor):
                 kinds += "l" if name in self.takes_gradients else "t"
                 if name not in self.takes_gradients:
@@ -160,9 +175,12 @@ class Loss:
                 kinds += "n"
             elif isinstance(value, str):
                 kinds += "s"
-                strings += "|" + value
+                strings += "|" + value.replace("%", "%25").replace("|", "%7C")
+            elif isinstance(value, int) and not isinstance(value, bool):  # which may have more digits than a float
+                kinds += "i"
+                strings += "|" + str(value)
             else:
-                kinds += "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
+                kinds += "b" if isinstance(value, bool) else "f"
                 numbers.append(float(value))
         return f"{self._name}|{kinds}{strings}", numbers, tensors
 
@@ -175,15 +193,13 @@ class Loss:
         cls = _classes.get(name)
         if cls is None:
             raise RuntimeError(f"the loss {name} is not defined in this process; import its module first")
-        fields = [field.name for field in dataclasses.fields(cls)]
-        given = {"l": iter([t for t in learned if t is not None]), "t": iter(tensors), "s": iter(strings)}
-        number = iter(numbers)
+        fields = [field.name for field in dataclasses.fields(cls) if field.init]
+        given: dict[str, Any] = {"l": iter([t for t in learned if t is not None]), "t": iter(tensors)}
+        given |= dict.fromkeys("si", iter(strings)) | dict.fromkeys("fb", iter(numbers))
         settings: dict[str, Any] = {}
         for field, kind in zip(fields, kinds, strict=True):
-            if kind == "n":
-                settings[field] = None
-            else:
-                settings[field] = next(given[kind]) if kind in given else _DECODE[kind](next(number))
+            value = None if kind == "n" else next(given[kind])
+            settings[field] = _DECODE[kind](value) if kind in _DECODE else value
         return cls(**settings)
 
 

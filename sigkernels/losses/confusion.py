@@ -55,11 +55,11 @@ class ConfusionLoss(ColumnLoss):
     average: Average
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.metric not in METRICS:
             raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
         if self.average not in AVERAGES:
             raise ValueError(f"average must be one of {', '.join(AVERAGES)}, got {self.average!r}")
+        super().__post_init__()
 
     @property
     def is_pooled(self) -> bool:
@@ -136,8 +136,8 @@ class SigmoidF1(ConfusionLoss):
     """sigmoidF1 and its relatives: 1 - a metric of the soft confusion matrix.
 
     Args:
-        beta: slope β of the inner sigmoid, a number or a tensor ``[]`` or ``[n]``; tensors can be learned. An infinite
-            entry makes a step of S, which has no gradient: that of its label is 0.
+        beta: slope β > 0 of the inner sigmoid, a number or a tensor ``[]`` or ``[n]``; tensors can be learned, and their
+            values are not looked at. An infinite entry makes a step of S, which has no gradient: that of its label is 0.
         eta: its offset η, likewise.
         metric: ``"f1"``, ``"precision"``, ``"recall"``, ``"specificity"``, ``"npv"`` or ``"accuracy"``.
         average: ``"label"``: the mean of the labels' losses; ``"pooled"``: one confusion matrix for all labels.
@@ -161,10 +161,15 @@ class SigmoidF1(ConfusionLoss):
     on: Literal["logits", "probability"] = "logits"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.on not in ("logits", "probability"):
             raise ValueError(f"on must be 'logits' or 'probability', got {self.on!r}")
+        super().__post_init__()
         self._take_numbers(*(name for name in ("beta", "eta") if not isinstance(getattr(self, name), Tensor)))
+        if not isinstance(self.beta, Tensor) and self.beta <= 0:
+            raise ValueError(
+                f"beta must be positive, got {self.beta}: S has to rise with the logits, or the loss learns nothing or the "
+                "opposite; the published value is 1.0"
+            )
 
     def learned(self) -> tuple[Tensor | None, Tensor | None]:
         beta, eta = (setting if isinstance(setting, Tensor) else None for setting in (self.beta, self.eta))
