@@ -160,16 +160,18 @@ def _best_cuts(z: Tensor, true: Tensor, known: Tensor, beta2: float, default: fl
     hits, predicted = (entries.gather(0, order).cumsum(0) for entries in (true, known))
     f = (1 + beta2) * hits.double() / (beta2 * positives + predicted).clamp(min=1e-300)
     f[:-1][z[:-1] == z[1:]] = -1.0  # no threshold cuts between equal scores
+    f[z == -math.inf] = 0.0  # nor below a score that is never above one
     score, best = f.max(0)
     above = z.gather(0, best[None])[0]
     below = torch.cat([z, z.new_full((1, z.shape[1]), -math.inf)]).gather(0, best[None] + 1)[0]
-    values = torch.where(positives > 0, _between(below, above), default)
-    return values.cpu(), torch.where(positives > 0, score, 0.0).cpu()
+    found = score > 0
+    return torch.where(found, _between(below, above), default).cpu(), torch.where(found, score, 0.0).cpu()
 
 
 def _tune_all(parts: _Parts, beta2: float, default: float) -> tuple[Tensor, Tensor]:
     """(threshold, F score), ``[]`` each: every good cut is just below a true label, and those are few."""
     found = torch.cat([z[true].cpu() for z, true, _ in parts])
+    positives, found = found.numel(), found[found > -math.inf]  # no threshold is below the others
     if not found.numel():
         return torch.tensor(default, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     cuts, counts = found.unique(return_counts=True)  # ascending
@@ -182,7 +184,7 @@ def _tune_all(parts: _Parts, beta2: float, default: float) -> tuple[Tensor, Tens
         at_least += torch.bincount(reached, minlength=len(cuts) + 1)
         highest.scatter_reduce_(0, reached, scores, "amax")
     predicted = at_least.flip(0).cumsum(0).flip(0)[1:]
-    f = (1 + beta2) * hits.double() / (beta2 * found.numel() + predicted)
+    f = (1 + beta2) * hits.double() / (beta2 * positives + predicted)
     best = len(cuts) - 1 - int(f.flip(0).argmax())
     return _between(highest.cummax(0).values[best], cuts[best]), f[best]
 

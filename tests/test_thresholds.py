@@ -48,6 +48,20 @@ def test_heads(device, make):
     assert head.predict(h, torch.tensor(0.3)) == head.predict(h, 0.3)
 
 
+@pytest.mark.parametrize("per_label", [True, False])
+def test_a_forbidden_label_is_out_of_reach_of_every_threshold(per_label):
+    """A logit of -inf is above none: the score is that of the predictions, and not of a cut below it."""
+    z, y = torch.tensor([[-torch.inf, 1.0], [-torch.inf, -torch.inf], [-torch.inf, -1.0]]), [[0, 1], [0, 1], []]
+    tuned = sk.Thresholds.tune(z, y, per_label=per_label, default=0.3)
+    counts = sk.metrics.F1Metrics(2)
+    counts.update(z > tuned.values.logit().float(), y)
+    if per_label:
+        assert tuned.f_score.tolist() == counts.per_label()["f1"].tolist() == [0.0, 2 / 3]
+        assert tuned.values[0] == 0.3
+    else:
+        assert tuned.f_score == counts.compute()["micro_f1"] == 0.4
+
+
 def test_compiled():
     head, h = sk.LinearHead(6, 20), torch.randn(3, 6)
     thresholds = torch.linspace(0.2, 0.8, 20)

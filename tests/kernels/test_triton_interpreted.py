@@ -24,6 +24,7 @@ from sigkernels import losses
 from sigkernels.backends import LossCall
 from sigkernels.labels import LabelSets
 from sigkernels.losses import BCE, LMLNLL, SigmoidF1
+from sigkernels.ops import layer_loss, topk
 
 from .problems import Size, check, check_confusion, confusion_losses, error, problem, truth
 from .redzone import RedZones
@@ -293,6 +294,22 @@ def test_dense_targets_of_any_dtype_and_layout(triton, loss):
     for targets in (*forms, y.T.contiguous().T, torch.cat([y, y], 1)[:, :70], y.float().T.contiguous().T):
         for got, right in zip(result(targets), want, strict=True):
             assert torch.equal(got, right)
+
+
+@inside
+@pytest.mark.parametrize("loss", [BCE(), losses.SigmoidF1()], ids=["elementwise", "columns"])
+def test_a_bias_whose_entries_lie_apart(triton, loss):
+    p = problem(Size(5, 70, 4, 6, bias=True), torch.float32)
+    apart = torch.full((70, 3), torch.nan)
+    apart[:, 1] = p.layer.bias
+
+    def results(layer):
+        with sk.backend("triton"):
+            value = layer_loss(p.x, layer, p.targets, loss, "mean")
+            return value, *topk(p.x, layer, 5)
+
+    for got, want in zip(results(p.layer._replace(bias=apart[:, 1])), results(p.layer), strict=True):
+        assert torch.equal(got, want)
 
 
 @inside

@@ -16,7 +16,7 @@ from ..library_walk import Chunk, LabelWalk, without_autocast
 from . import configs, interpreted
 from .kernels.columns import columns_kernel
 from .kernels.targets import mark_kernel
-from .pointwise import Targets, finish, on, two_floats
+from .pointwise import Targets, entries_of, finish, on, two_floats
 
 
 @without_autocast
@@ -106,7 +106,7 @@ class _Columns:
         if not z.numel():
             return
         layer, part = call.layer, slice(chunk.start, chunk.stop)
-        bias, *settings = (z if t is None else t[part] for t in (layer.bias, *self._settings))
+        bias, *settings = (entries_of(t, chunk) for t in (layer.bias, *self._settings))
         grads = [z if grad is None else grad[part] for grad in self.setting_grads]
         indices, offsets, _, *dense = self._targets.of(chunk)
         with on(z):

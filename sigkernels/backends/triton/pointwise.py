@@ -132,8 +132,8 @@ class TritonElementwise:
                 # The last chunk may have fewer parts: the sums of the others stay as they are.
                 elementwise_kernel[(cut.blocks, -(-labels // cut.labels))](
                     z, g, z.stride(0), walk.x, walk.x.stride(0), walk.tables.basis, coef, coef.stride(0),
-                    _of(layer.bias, chunk), *self._targets.of(chunk), _of(self._weight, chunk), _of(self._pos_weight, chunk),
-                    z if self._row_scale is None else self._row_scale, self._losses,
+                    entries_of(layer.bias, chunk), *self._targets.of(chunk), entries_of(self._weight, chunk),
+                    entries_of(self._pos_weight, chunk), z if self._row_scale is None else self._row_scale, self._losses,
                     cut.parts, walk.batch, labels, layer.meta.label_start + chunk.start, walk.constant, self._scale,
                     self._scale_low, cut.each, chunk.number, **cut.keywords,
                 )  # fmt: skip
@@ -173,9 +173,9 @@ def _per_label(setting: float | Tensor | None, layer: Layer, dtype: torch.dtype)
     return None, 1.0 if setting is None else float(setting)
 
 
-def _of(setting: Tensor | None, chunk: Chunk) -> Tensor:
-    """Its entries for the labels of a chunk; where there is none, a tensor that the kernel does not touch."""
-    return chunk.z if setting is None else setting[chunk.start : chunk.stop]
+def entries_of(setting: Tensor | None, chunk: Chunk) -> Tensor:
+    """Its entries for the labels of a chunk, one after another; where there is none, a tensor that the kernel does not touch."""
+    return chunk.z if setting is None else setting[chunk.start : chunk.stop].contiguous()
 
 
 def on(x: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ from .. import library_scans
 from ..library_walk import LabelWalk, without_autocast
 from . import configs, interpreted
 from .kernels.topk import topk_kernel
-from .pointwise import on
+from .pointwise import entries_of, on
 
 
 @without_autocast
@@ -29,7 +29,7 @@ def topk(x: Tensor, layer: Layer, m: int) -> tuple[Tensor, Tensor]:
     )
     labels = torch.empty(walk.batch, width, dtype=torch.int64, device=x.device)
     for chunk in walk:
-        bias = chunk.z if layer.bias is None else layer.bias[chunk.start : chunk.stop]
+        bias = entries_of(layer.bias, chunk)
         with on(x):
             topk_kernel[(blocks, parts)](
                 chunk.z, chunk.z.stride(0), walk.x, walk.x.stride(0), bias, keys, labels,
