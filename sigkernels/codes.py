@@ -132,7 +132,7 @@ def code_matrix(
     codes = check_codes(codes, num_labels)
     if not codes:
         return torch.zeros(num_labels, 0, dtype=dtype, device=device)
-    return code_logits(torch.eye(codes, dtype=dtype, device=device), 0, num_labels).T.contiguous()
+    return torch.from_numpy(code_rows(codes, np.arange(num_labels))).to(device, dtype)
 
 
 # The transform

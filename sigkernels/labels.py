@@ -268,7 +268,8 @@ class LabelSets:
 
     def to_dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The same sets as zeros and ones ``[B, n]``."""
-        dense = torch.zeros(len(self), self.num_labels, dtype=dtype, device=self.device)
+        batch = self.offsets.shape[0] - 1  # not len(self), which is no symbol under torch.export
+        dense = torch.zeros(batch, self.num_labels, dtype=dtype, device=self.device)
         dense[self.rows(), self.indices] = 1
         return dense
 

@@ -6,6 +6,7 @@ target of an unknown entry may be anything, NaN too. NaN elsewhere is refused: i
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,8 +79,8 @@ def _dense_mask(unknown: Any, shape: torch.Size, device: torch.device) -> Tensor
             )
         return unknown.to(device)
     mask = _sets(unknown, shape[-1]).to_dense(torch.bool)
-    if mask.shape[0] != shape[:-1].numel():
-        raise ValueError(f"unknown holds {mask.shape[0]} label sets for {shape[:-1].numel()} rows; give one per row")
+    if mask.shape[0] != math.prod(shape[:-1]):
+        raise ValueError(f"unknown holds {mask.shape[0]} label sets for {math.prod(shape[:-1])} rows; give one per row")
     return mask.reshape(shape).to(device)
 
 

@@ -271,7 +271,6 @@ def check_targets(
     targets: Any, leading: torch.Size, num_labels: int, device: torch.device
 ) -> labels.LabelSets | Tensor:
     """``targets`` in any accepted form → LabelSets, or a dense tensor ``[B, n]`` in [0, 1], on a CPU floating point."""
-    batch = leading.numel()
     if isinstance(targets, np.ndarray) and targets.dtype != object:  # an array of objects holds lists
         targets = labels.forms.tensor_of("targets", targets).to(device)
     if isinstance(targets, Tensor) and targets.layout == torch.strided and not targets.is_nested:
@@ -283,6 +282,7 @@ def check_targets(
         if sets is not targets and not isinstance(targets, Tensor):  # it came from Python or numpy
             sets = sets.to(device)
     _, offsets = sets.checked()
+    batch = math.prod(leading)
     if offsets.shape[0] - 1 != batch:
         raise ValueError(f"targets hold {len(sets)} label sets for {batch} rows of input; give one per row")
     if offsets.device != device:
@@ -306,7 +306,7 @@ def _dense(targets: Tensor, leading: torch.Size, num_labels: int, device: torch.
         )
     if targets.requires_grad and torch.is_grad_enabled():
         raise ValueError("targets require a gradient, which the fused loss does not give; pass targets.detach()")
-    dense = targets.detach().reshape(leading.numel(), num_labels)
+    dense = targets.detach().reshape(math.prod(leading), num_labels)  # numel() would be no symbol under torch.export
     # On an accelerator a look at the values would make the host wait for the device at every step.
     if device.type != "cpu":
         return dense

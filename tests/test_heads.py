@@ -16,6 +16,7 @@ import sigkernels as sk
 HEADS = {
     "dft": lambda **kw: sk.DFTHead(24, 60, k=4, slack=5, **kw),
     "dft-no-slack": lambda **kw: sk.DFTHead(24, 60, k=4, **kw),
+    "codes": lambda **kw: sk.DFTHead(24, 60, k=1, slack=2, codes=16, bias=True, **kw),
     "linear": lambda **kw: sk.LinearHead(24, 60, **kw),
     "bottleneck": lambda **kw: sk.LinearHead(24, 60, bottleneck=6, **kw),
 }

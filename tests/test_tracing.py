@@ -131,3 +131,34 @@ def test_scripting_a_head_names_the_remedy(wrap):
             RuntimeError, match=r"torch.jit.script cannot compile .*torch.jit.trace\(head, h\).*torch.export"
         ):
             torch.jit.script(wrap(head))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("what", ["mean", "none", "rows", "unknown", "predict"])
+def test_exports_with_any_number_of_rows(make, what, strict):
+    """torch.export without strict=True took the number of rows of dense targets and predictions for a constant."""
+    calls = {
+        "mean": lambda head, h, y: head.loss(h, y),
+        "none": lambda head, h, y: head.loss(h, y, reduction="none"),
+        "rows": lambda head, h, y: head.loss(h, y, sk.LMLNLL(3)),
+        "unknown": lambda head, h, y: head.loss(h, y, unknown=y > 0),
+        "predict": lambda head, h, y: head.predict(h).to_dense() + y,
+    }
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = make()
+
+        def forward(self, h, y):
+            return calls[what](self.head, h, y)
+
+    model = Model()
+
+    def arguments(*rows):
+        return torch.randn(*rows, model.head.in_features), torch.rand(*rows, N).round()
+
+    rows = {0: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(model, arguments(4), dynamic_shapes=(rows, rows), strict=strict).module()
+    given = arguments(7)
+    torch.testing.assert_close(exported(*given), model(*given))
