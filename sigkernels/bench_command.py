@@ -118,6 +118,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
         raise ValueError(f"--output must be a folder that can be written to, got {path} ({error.strerror})") from error
 

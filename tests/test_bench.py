@@ -278,6 +278,7 @@ def test_a_failing_suite_is_reported(suites, tmp_path, capsys):
         (["--compare", "missing.json"], "--compare must be a file of an earlier run, but missing.json is none"),
         (["--compare", "."], "--compare must be a file of an earlier run, but . is none"),
         (["--output", __file__], "--output must be a folder that can be written to"),
+        (["--output", "/proc"], "--output must be a folder that can be written to, got /proc"),
     ],
 )
 def test_refused(suites, tmp_path, arguments, message, capsys):

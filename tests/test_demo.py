@@ -144,6 +144,7 @@ def test_undecided_sets_are_shown():
         (["--width", "0"], "--width must be at least 1, got 0"),
         (["--width", "513"], "--width must be at most 512, the features of the encoder, got 513"),
         (["--output", "/proc/none/r.html"], "--output: cannot create the folder /proc/none"),
+        (["--output", "/proc/r.html"], "--output: /proc/r.html cannot be written"),
         (["--sets", "-1"], "--sets must be at least 0, got -1"),
         (["--sets", "999999"], "--sets must be at most the 5000 test examples"),
         (["--seed", "-1"], "--seed must be at least 0"),

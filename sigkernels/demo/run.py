@@ -50,7 +50,7 @@ def run_demo(
     epochs = defaults.epochs if epochs is None else epochs
     sets = defaults.sets if sets is None else sets
     _check(epochs, width, sets, seed)
-    _make_folder(output)
+    _check_output(output)
     backends.forced_name()  # one that is missing is refused now, not after the first training
     started = time.perf_counter()
     data = datasets.debian_deps()
@@ -95,13 +95,21 @@ def _check(epochs: int, width: int, sets: int, seed: int) -> None:
         raise ValueError(f"--seed must be below 2**32 = {2**32}, got {seed}")
 
 
-def _make_folder(output: Path) -> None:
+def _check_output(output: Path) -> None:
+    """Makes the folder, and refuses a file that cannot be written: now, and not after all the work."""
     if output.is_dir():
         raise ValueError(f"--output must be a file, but {output} is a directory")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--output: cannot create the folder {output.parent} ({error.strerror})") from error
+    is_new = not output.exists()
+    try:
+        output.open("ab").close()
+    except OSError as error:
+        raise ValueError(f"--output: {output} cannot be written ({error.strerror})") from error
+    if is_new:
+        output.unlink()
 
 
 def _train_and_verify(
