@@ -172,8 +172,8 @@ def dense_to_rows(name: str, dense: Any) -> tuple[Tensor, Tensor, int]:
     if dense.dtype != torch.bool and bool(((dense != 1) & active).any()):
         row, label = ((dense != 1) & active).nonzero()[0].tolist()
         raise ValueError(_not_a_set(name, dense[row, label].item(), row, label))
-    rows, indices = active.nonzero(as_tuple=True)
-    return indices, offsets_of(rows, dense.shape[0]), check_num_labels(dense.shape[1])
+    sizes = active.sum(1)  # of as many entries as there are rows, which the compiler knows
+    return active.nonzero()[:, 1], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), check_num_labels(dense.shape[1])
 
 
 def as_csr(sets: Any) -> Any:

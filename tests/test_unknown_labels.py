@@ -150,21 +150,21 @@ def test_gradcheck_and_operator():
         grad.sum().backward()
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_compiled(dense):
+@pytest.mark.parametrize(("dense", "mask"), [(False, False), (True, True), (False, True), (True, False)])
+def test_compiled(dense, mask):
     head = head_of("linear", torch.float32)
     h, sets, missing = torch.randn(4, 9), random_sets(4, N), random_sets(4, N, seed=5)
-    targets, unknown = (sets.to_dense(), missing.to_dense(torch.bool)) if dense else (sets, missing)
+    targets, unknown = sets.to_dense() if dense else sets, missing.to_dense(torch.bool) if mask else missing
 
-    def step(h):
+    def step(h, unknown):
         return head.loss(h, targets, sk.Focal(), unknown=unknown)
 
-    value = torch.compile(step, fullgraph=True, backend="aot_eager")(h)
+    value = torch.compile(step, fullgraph=True, backend="aot_eager")(h, unknown)
     value.backward()
     grad = head.weight.grad.clone()
-    torch.testing.assert_close(value, step(h))
+    torch.testing.assert_close(value, step(h, unknown))
     head.zero_grad()
-    step(h).backward()
+    step(h, unknown).backward()
     torch.testing.assert_close(grad, head.weight.grad)
     nan = sets.to_dense().masked_fill(missing.to_dense(torch.bool), torch.nan)
     with pytest.raises(ValueError, match=r"unknown=targets.isnan\(\)"):
