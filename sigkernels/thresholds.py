@@ -48,11 +48,10 @@ class LogitChunks:
         return cls(lambda first, last: logits[:, first:last], *logits.shape)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
-        """(first label, logits ``[N, c]`` in float32 or float64)."""
+        """(first label, logits ``[N, c]``, in the dtype in which thresholds are compared with them)."""
         size = max(_CHUNK_ELEMENTS // max(self.rows, 1), 1)
         for first in range(0, self.num_labels, size):
             z = self.make(first, min(first + size, self.num_labels)).detach()
-            z = z.to(torch.promote_types(z.dtype, torch.float32))
             if bool(z.isnan().any()):
                 raise ValueError("logits hold NaN, which is neither above nor below a threshold; look for its source")
             yield first, z
@@ -65,7 +64,7 @@ class Thresholds:
     Attributes:
         values: float64 probabilities strictly between 0 and 1, ``[n]`` or, for one threshold, ``[]``: what
             ``head.predict(h, threshold=…)`` and ``sk.verify(…, threshold=…)`` take. Probabilities within 1e-16 of 1 are
-            not told apart.
+            not told apart: logits above 30 are coarsely, those above 36 not at all.
         f_score: of the same shape; 0 for labels that are true in no row.
 
     Example:

@@ -49,6 +49,20 @@ def test_heads(device, make):
 
 
 @pytest.mark.parametrize("per_label", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_score_is_that_of_the_predictions(device, dtype, per_label):
+    """Also where the best cut is between two neighbours of 16 bits, to one of which the middle is rounded."""
+    torch.manual_seed(0)
+    head = sk.LinearHead(8, 60).to(device, dtype)
+    h, y = torch.randn(100, 8, device=device, dtype=dtype), torch.rand(100, 60, device=device) < 0.3
+    tuned = head.tune_thresholds(h, y, per_label=per_label)
+    counts = sk.metrics.F1Metrics(60)
+    counts.update(head.predict(h, tuned.values), y)
+    found = counts.per_label()["f1"] if per_label else torch.tensor(counts.compute()["micro_f1"], dtype=torch.float64)
+    torch.testing.assert_close(found.cpu(), tuned.f_score)
+
+
+@pytest.mark.parametrize("per_label", [True, False])
 def test_a_forbidden_label_is_out_of_reach_of_every_threshold(per_label):
     """A logit of -inf is above none: the score is that of the predictions, and not of a cut below it."""
     z, y = torch.tensor([[-torch.inf, 1.0], [-torch.inf, -torch.inf], [-torch.inf, -1.0]]), [[0, 1], [0, 1], []]
