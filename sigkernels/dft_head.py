@@ -42,7 +42,7 @@ class DFTHead(Head):
             for every set; beyond that the codes of further labels are random signs from a fixed seed, and each set has
             to be verified by itself (``sk.verify``).
         bias: learn a bias for each label.
-        prior: where the labels start: the LabelSets of the training examples, a tensor of frequencies ``[n]``, or how
+        prior: where the labels start: the LabelSets of the training examples, frequencies ``[n]``, or how
             many labels are active on average; see ``init_prior``. ``"paper"``, the default, knows none of these and
             takes k for the number of active labels; ``None`` starts at torch's own initialisation.
         device_mesh: shard the labels over the ranks of this ``DeviceMesh``: its only dimension, or the one that is named
@@ -133,7 +133,7 @@ class DFTHead(Head):
         """Starts the labels at their frequencies: with a label bias each at its own, else all at the mean.
 
         Args:
-            labels: LabelSets of the training examples, a tensor of frequencies ``[n]``, or one number: how many labels
+            labels: LabelSets of the training examples, frequencies ``[n]``, or one number: how many labels
                 are active on average. ``"paper"`` is the published value, which takes ``k`` for that number.
 
         The bias of the projection becomes 0; without a label bias its constant feature is ``b_0 = √n·log-odds``.

@@ -213,7 +213,7 @@ class LabelSets:
     @classmethod
     def cat(cls, parts: Iterable[LabelSets]) -> LabelSets:
         """The rows of all parts one after another; they must have one ``num_labels`` and one device."""
-        if not isinstance(parts, Iterable):
+        if isinstance(parts, LabelSets) or not isinstance(parts, Iterable):
             raise TypeError(f"parts must hold LabelSets, got {type(parts).__name__}; write cat([sets])")
         parts = list(parts)
         if not parts:

@@ -93,7 +93,7 @@ class LinearHead(Head):
         """Starts each label at its frequency, by its bias; other parameters stay.
 
         Args:
-            labels: LabelSets of the training examples, a tensor of frequencies ``[n]``, or one number: how many labels
+            labels: LabelSets of the training examples, frequencies ``[n]``, or one number: how many labels
                 are active on average.
         """
         if self.bias is None:

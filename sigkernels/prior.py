@@ -11,6 +11,7 @@ on getting down to the frequencies of the labels. Starting there is worth more t
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from .labels import LabelSets
 from .validation import check_number, refuse_meta
 
 Prior: TypeAlias = "LabelSets | Tensor | float | Any"  # label sets in any form that LabelSets.of takes
-_FORMS = "LabelSets of the training examples, a tensor of frequencies [n], or the labels that are active on average"
+_FORMS = "LabelSets of the training examples, frequencies [n], or the labels that are active on average"
 
 
 def _logit(share: float) -> float:
@@ -32,9 +33,12 @@ def log_odds(prior: Prior, num_labels: int, *, per_label: bool) -> Tensor | floa
     """The log-odds of each label, float64 ``[n]``, or one number for all: where ``per_label`` is False, or the prior is."""
     if isinstance(prior, str) or prior is None:
         raise TypeError(f"prior must be {_FORMS}, got {prior!r}")
+    if isinstance(prior, (list, tuple)) and prior and all(isinstance(entry, numbers.Real) for entry in prior):
+        prior = torch.tensor(prior, dtype=torch.float64, device="cpu")  # frequencies, such as those of a config in JSON
     dimensions = getattr(prior, "ndim", None)
     if isinstance(prior, LabelSets) or (dimensions != 1 and isinstance(prior, Iterable) and dimensions != 0):
-        return _of_sets(LabelSets.of(prior, num_labels, name="prior"), per_label)
+        with torch.device("cpu"):  # from_pretrained builds heads on the meta device
+            return _of_sets(LabelSets.of(prior, num_labels, name="prior"), per_label)
     if dimensions == 1:
         given = prior if isinstance(prior, Tensor) else torch.as_tensor(prior, device="cpu")
         frequencies = _check_frequencies(given, num_labels)

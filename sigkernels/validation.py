@@ -140,7 +140,11 @@ def check_reduction(reduction: str) -> str:
 
 def check_loss(loss: Any, num_labels: int, device: torch.device) -> None:
     if not isinstance(loss, losses.Loss):
-        hint = f"; did you mean {loss.__name__}()?" if isinstance(loss, type) and issubclass(loss, losses.Loss) else ""
+        hint = ""
+        if isinstance(loss, type) and issubclass(loss, losses.Loss):
+            hint = f"; did you mean {loss.__name__}()?"
+        elif isinstance(loss, str) and loss in REDUCTIONS:
+            hint = f"; did you mean reduction={loss!r}?"
         raise TypeError(f"loss must be a sigkernels loss such as BCE(), got {loss!r}{hint}")
     missing = loss.incomplete()
     if missing is not None:
@@ -212,7 +216,8 @@ def check_linear_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[
 
 def _check_bias(bias: Any, num_labels: int) -> None:
     if not isinstance(bias, Tensor):
-        raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}")
+        hint = "; did you mean loss=…?" if isinstance(bias, losses.Loss) else ""
+        raise TypeError(f"bias must be a tensor or None, got {type(bias).__name__}{hint}")
     if bias.shape != (num_labels,):
         raise ValueError(f"bias must have shape [{num_labels}], got {tuple(bias.shape)}")
 

@@ -292,6 +292,7 @@ def call(**changes):
         (dict(targets=3), TypeError, "targets must be LabelSets"),
         (dict(targets="abcd"), TypeError, "targets must be LabelSets"),
         (dict(loss=sk.BCE), TypeError, r"did you mean BCE\(\)"),
+        (dict(loss="sum"), TypeError, "did you mean reduction='sum'"),
         (dict(loss="bce"), TypeError, "loss must be a sigkernels loss"),
         (dict(loss=sk.BCE(weight=torch.ones(5))), ValueError, "weight of BCE has 5 entries for 20 labels"),
         (dict(loss=sk.BCE(weight=torch.ones(20, requires_grad=True))), ValueError, "detach"),

@@ -158,4 +158,6 @@ def test_refusals():
         sk.functional.dft_loss(x, weight, [[1], [2]], 50, 2, codes=16, bias=torch.zeros(4))
     with pytest.raises(TypeError, match="bias must be a tensor or None, got list"):
         sk.functional.dft_topk(x, weight, 50, 2, 3, codes=16, bias=[0.0] * 50)
+    with pytest.raises(TypeError, match="bias must be a tensor or None, got BCE; did you mean loss=…"):
+        sk.functional.linear_loss(torch.randn(1, 4), torch.randn(9, 4), [[1]], sk.BCE())
     assert LayerMeta(50, 2, codes=16).fixed_columns == 21 and LayerMeta(50, -1).fixed_columns == 0

@@ -89,8 +89,17 @@ def test_sets_in_any_form():
     sets = labels()
     heads = [sk.LinearHead(32, N, prior=form) for form in (sets, sets.to_lists(), sets.to_dense(), sets.to_scipy())]
     assert all(torch.equal(head.bias, heads[0].bias) for head in heads)
-    by_array = sk.LinearHead(32, N, prior=np.full(N, 0.25))
-    assert torch.allclose(by_array.bias, torch.logit(torch.tensor(0.25)))
+    for form in (np.full(N, 0.25), [0.25] * N, (0.25,) * N):
+        assert torch.allclose(sk.LinearHead(32, N, prior=form).bias, torch.logit(torch.tensor(0.25)))
+
+
+@pytest.mark.parametrize("prior", [[[1, 2], [3]], [0.1] * N, 2.5], ids=["sets", "frequencies", "number"])
+def test_a_head_that_is_made_without_data_knows_its_prior(prior):
+    """transformers' from_pretrained makes models on the meta device, and takes the settings from JSON."""
+    with torch.device("meta"):
+        head = sk.LinearHead(32, N, prior=prior)
+    head.to_empty(device="cpu").reset_parameters()
+    torch.testing.assert_close(head.bias, sk.LinearHead(32, N, prior=prior).bias)
 
 
 def test_constructors_and_swap_take_it():
@@ -118,6 +127,7 @@ def test_a_prior_lowers_the_first_loss():
         (60, ValueError, "between 0 and num_labels = 60"),
         (float("nan"), ValueError, "finite"),
         (torch.full((59,), 0.1), ValueError, "shape \\[59\\] for 60 labels"),
+        ([0.1] * 59, ValueError, "shape \\[59\\] for 60 labels"),
         (torch.zeros(60), ValueError, "frequency 0.0, which has no finite log-odds"),
         (torch.full((60,), float("nan")), ValueError, "frequency nan"),
         (torch.full((60,), 0.1 + 0j), TypeError, "complex64, and frequencies are real"),
