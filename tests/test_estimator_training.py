@@ -36,6 +36,15 @@ def test_sample_weights_are_repetitions(form, loss):
     assert scores[0] == pytest.approx(scores[1])
 
 
+@pytest.mark.parametrize("scale", [1 / 48, 1e-50])
+def test_small_sample_weights_leave_the_prior_alone(scale):
+    """Weights that add up to 1 made every label start near a probability of ½."""
+    weights = np.random.default_rng(0).uniform(0.5, 1.5, 48)
+    plain, scaled = (tiny().fit(X, DENSE, sample_weight=w / weights.mean()) for w in (weights, scale * weights))
+    np.testing.assert_allclose(scaled.losses_, plain.losses_, rtol=1e-5)
+    np.testing.assert_allclose(scaled.head_.bias.detach(), plain.head_.bias.detach(), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -43,6 +52,7 @@ def test_sample_weights_are_repetitions(form, loss):
         (np.full(48, -1.0), "finite and not negative"),
         (np.full(48, np.nan), "finite and not negative"),
         (np.zeros(48), "zero for every row"),
+        (np.full(48, 1e39), "holds 1e\\+39, which is too large for float32"),
     ],
 )
 def test_bad_weights(weights, message):

@@ -369,7 +369,11 @@ class MultiLabelClassifier(Predictor, ClassifierMixin, BaseEstimator):
 
 
 def _frequencies(labels: LabelSets, weights: Tensor | None) -> Tensor:
-    """How often each label occurs, float64 ``[n]``, each example counted as often as its weight says."""
-    weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.to(torch.float64)
+    """How often each label occurs, float64 ``[n]``, each example counted as often as its weight says.
+
+    Weights below 1 on average, such as those that add up to 1, are scaled to it: ½ and 1 must not outweigh them.
+    """
+    one = torch.ones(len(labels), dtype=torch.float64)
+    weights = one if weights is None else weights / weights.mean().clamp(max=1)
     counts = torch.bincount(labels.indices, weights[labels.rows()], minlength=labels.num_labels)
     return (counts + 0.5) / (weights.sum() + 1)

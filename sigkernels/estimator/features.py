@@ -144,7 +144,7 @@ def check_names(fitted: np.ndarray | None, given: np.ndarray | None, owner: str)
 
 
 def sample_weights(values: Any, rows: int) -> np.ndarray:
-    """``values`` as float32 factors ``[rows]``, none negative and not all zero."""
+    """``values`` as float64 factors ``[rows]``, none negative, not all zero, and none too large for float32."""
     weights = _numbers(values)
     if weights.shape != (rows,) or weights.dtype.kind not in "biuf":
         raise ValueError(
@@ -153,6 +153,8 @@ def sample_weights(values: Any, rows: int) -> np.ndarray:
         )
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ValueError("sample_weight must be finite and not negative; leave rows out by a weight of 0")
+    if weights.max() > _LARGEST:
+        raise ValueError(f"sample_weight holds {weights.max()}, which is too large for float32: scale all of them")
     if not weights.any():
         raise ValueError("sample_weight is zero for every row: there is nothing to learn from")
-    return weights.astype(np.float32)
+    return weights.astype(np.float64)

@@ -133,7 +133,7 @@ class Trainer:
             return self.head.loss(hidden, targets, self.loss)
         per_row = self.head.loss(hidden, targets, self.loss, reduction="none")
         terms = 1 if isinstance(self.loss, RowLoss) else self.head.num_labels
-        return (per_row * weights[rows].to(self.device)).mean() / terms
+        return (per_row * weights[rows].to(per_row)).mean() / terms
 
     def _step(self, value: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
