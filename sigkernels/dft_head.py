@@ -138,6 +138,11 @@ class DFTHead(Head):
 
         The bias of the projection becomes 0; without a label bias its constant feature is ``b_0 = √n·log-odds``.
         """
+        if not isinstance(getattr(self.proj, "bias", None), Tensor):
+            raise TypeError(
+                f"init_prior sets the bias of the projection, and proj is a {type(self.proj).__name__} without one; call "
+                "init_prior before proj is replaced"
+            )
         self._log_odds = self._prior_log_odds(labels)
         self._start_at_prior()
 

@@ -158,3 +158,11 @@ def test_a_head_built_without_data_takes_a_prior_with_data(form):
     head = head.to_empty(device="cpu")
     head.reset_parameters()
     assert torch.equal(head.bias, sk.DFTHead(64, N, k=3, bias=True, prior=prior).bias)
+
+
+def test_a_projection_without_a_bias_says_so():
+    head = sk.DFTHead(32, N, k=4, bias=True)
+    head.proj = torch.nn.Linear(32, 9, bias=False)
+    with pytest.raises(TypeError, match="proj is a Linear without one; call init_prior before"):
+        head.init_prior(3)
+    assert head(torch.zeros(1, 32)).shape == (1, N)
