@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from verify_oracle import KINDS, degenerate_matrix, is_argmaxable, is_top
 
 import sigkernels as sk
-from sigkernels.verify import Report, verify
+from sigkernels.verify import Certificate, Report, verify
 from sigkernels.verify.question import Question
 from sigkernels.verify.rules import DecisionRule
 from sigkernels.verify.solvers.highest_logits import highest_logits
@@ -89,6 +90,27 @@ def test_witnesses_of_top_sets_have_the_highest_logits():
         logits = W @ report.witness(i) + bias
         assert sorted(np.argsort(-logits)[:3]) == active.tolist()
         assert np.flatnonzero(logits > report.logit_threshold(i)).tolist() == active.tolist()
+
+
+@pytest.mark.parametrize("scale", (2.0**-900, 2.0**600, 2.0**-470))
+def test_the_logit_threshold_is_in_the_units_of_the_matrix(scale):
+    rng = np.random.default_rng(0)
+    W, bias = rng.standard_normal((8, 3)) * scale, rng.standard_normal(8) * scale
+    for x in rng.standard_normal((4, 3)):
+        top = np.sort(np.argsort(-(W @ x + bias))[:2])
+        report = verify(W, [top], bias=bias, rule="topk")
+        logits = W @ report.witness(0) + bias
+        assert np.flatnonzero(logits > report.logit_threshold(0)).tolist() == top.tolist()
+
+
+def test_the_logit_threshold_of_an_exact_witness_is_exact():
+    W = np.array([[1.0, 0.0], [-1.0, 1.0], [1.0 + 2.0**-45, -1.0], [0.0, 0.0]]) * 2.0**-600
+    report = verify(W, [[0]], rule="topk")
+    report.certificates[0] = Certificate("witness", witness=np.array([Fraction(3), Fraction(2), Fraction(-1)]))
+    assert (
+        report.logit_threshold(0) == Fraction(report.question.threshold_unit) / Fraction(2) ** report.question.exponent
+    )
+    assert isinstance(report.logit_threshold(0), Fraction)
 
 
 def test_a_class_inside_the_hull_of_the_others_never_wins():

@@ -56,17 +56,18 @@ DENSE = 100_000_000  # entries of W up to which the matrix of a DFT head is form
 LARGEST = 2.0**450  # of all numbers in a computation: what is made of products of two of them does not overflow
 
 
-def _within_range(weight: ndarray, bias: ndarray | None, k: int) -> tuple[ndarray, ndarray | None]:
+def _within_range(weight: ndarray, bias: ndarray | None, k: int) -> tuple[ndarray, ndarray | None, int]:
     """The same question in float64 with no number beyond ``LARGEST``, and not all of them tiny.
 
-    One power of two for W and the bias: nothing is rounded, and neither radii nor proofs change.
+    One power of two, whose exponent comes last, for W and the bias: nothing is rounded, and neither radii nor proofs
+    change.
     """
     weight = np.ascontiguousarray(weight, dtype=np.float64)
     bias = None if bias is None else np.ascontiguousarray(bias, dtype=np.float64)
     given = [weight] if bias is None else [weight, bias]
     largest = max(max(float(a.max(initial=0.0)), -float(a.min(initial=0.0))) for a in given)
     if largest == 0.0 or 1 / LARGEST <= largest <= LARGEST or (k >= 0 and largest < 1.0):
-        return weight, bias
+        return weight, bias, 0
     if k >= 0:  # the scale of the DFT is given
         name = "slack_weight" if np.max(np.abs(weight), initial=0.0) == largest else "bias"
         raise ValueError(f"{name} holds {largest:g}; beside a DFT numbers up to {LARGEST:.0e} are verified: rescale it")
@@ -79,7 +80,7 @@ def _within_range(weight: ndarray, bias: ndarray | None, k: int) -> tuple[ndarra
             f"head_or_matrix and bias range from {smallest:g} to {largest:g}, too far for float64; "
             "scale each label's row and bias by a number of its own, which changes no answer"
         )
-    return scaled[0], None if bias is None else scaled[1]
+    return scaled[0], None if bias is None else scaled[1], shift
 
 
 def _shifted(bias: ndarray | None, rule: DecisionRule, n: int) -> ndarray | None:
@@ -116,6 +117,7 @@ class Question:
     k: int
     weight: ndarray
     bias: ndarray | None
+    exponent: int  # of the power of two by which these two are multiplied
     dft_columns: int
     codes: int
     inputs: int  # features of the classifier
@@ -145,7 +147,7 @@ class Question:
         self.rule = rule
         self.n = weight.shape[0]
         self.k = k
-        self.weight, self.bias = _within_range(weight, _shifted(bias, rule, self.n), k)
+        self.weight, self.bias, self.exponent = _within_range(weight, _shifted(bias, rule, self.n), k)
         self.dft_columns = 2 * k + 1 if k >= 0 else 0
         self.codes = codes
         self.inputs = self.dft_columns + codes + weight.shape[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,6 +178,8 @@ class Report:
     def witness(self, i: int) -> ndarray | None:
         """An input x ``[d]`` that predicts set i, or None when none is known.
 
+        It holds fractions (``fractions.Fraction``) where no float64 numbers were found that do.
+
         With a free threshold (``rule="topk"``, ``"argmax"``) the labels of the set are those with a logit above
         :meth:`logit_threshold`.
 
@@ -204,10 +207,13 @@ class Report:
 
     def logit_threshold(self, i: int) -> Any:
         """What the logits at ``witness(i)`` are compared with: a number, or one for each label ``[n]``."""
-        witness = self.certificate(i).witness
-        if self.question.threshold_unit and witness is not None:
-            return -self.question.threshold_unit * witness[-1]
-        return self.question.rule.logit()
+        question, witness = self.question, self.certificate(i).witness
+        if not question.threshold_unit or witness is None:
+            return question.rule.logit()
+        if isinstance(witness[-1], Fraction):
+            return -witness[-1] * Fraction(question.threshold_unit) / Fraction(2) ** question.exponent
+        with np.errstate(over="ignore"):
+            return -np.ldexp(question.threshold_unit * witness[-1], -question.exponent)
 
     def check(self, head_or_matrix: Any = None, bias: Any = None) -> CheckResult:
         """Prove every line again from (W, y, certificate) alone, without any solver.
