@@ -290,6 +290,28 @@ def test_a_label_that_all_examples_have():
     assert decided(verify(model, [[0, 1], [1], [0], [1, 2]])) == [True, True, False, False]
 
 
+@pytest.mark.parametrize("threshold", (None, 0.3))
+def test_estimators_without_weights_are_told_to_fit(threshold):
+    linear_model, ensemble, neural = (
+        pytest.importorskip(f"sklearn.{name}") for name in ("linear_model", "ensemble", "neural_network")
+    )
+    X = np.random.default_rng(0).standard_normal((30, 3))
+    for estimator in (linear_model.LogisticRegression(), linear_model.Ridge(), ensemble.RandomForestClassifier(2)):
+        name = type(estimator).__name__
+        with pytest.raises(ValueError, match=f"is a {name} that has no weights yet: call fit first"):
+            verify(estimator, [[0]], threshold=threshold)
+        with pytest.raises(TypeError, match=f"is the class {name}, which has no weights"):
+            verify(type(estimator), [[0]], threshold=threshold)
+    with pytest.raises(
+        TypeError, match="is a RandomForestClassifier, which has no matrix coef_ with an intercept_; verify"
+    ):
+        verify(ensemble.RandomForestClassifier(2).fit(X, X[:, 0] > 0), [[0]], threshold=threshold)
+    network = neural.MLPClassifier((4,), max_iter=1).fit(X, X > 0)
+    with pytest.raises(TypeError, match=r"give its last layer: coefs_\[-1\]\.T, with bias=intercepts_\[-1\]"):
+        verify(network, [[0]], threshold=threshold)
+    assert verify(network.coefs_[-1].T, [[0]], bias=network.intercepts_[-1], domain="nonnegative").check()
+
+
 def test_classifiers_of_scikit_learn_whose_rows_are_no_labels_are_refused():
     svm, pipeline = pytest.importorskip("sklearn.svm"), pytest.importorskip("sklearn.pipeline")
     search, tree = pytest.importorskip("sklearn.model_selection"), pytest.importorskip("sklearn.tree")
@@ -301,7 +323,7 @@ def test_classifiers_of_scikit_learn_whose_rows_are_no_labels_are_refused():
         (pipeline.make_pipeline(svm.LinearSVC()), r"pipeline\[-1\]"),
         (search.GridSearchCV(svm.LinearSVC(), {"C": [1.0]}, cv=2), "best_estimator_"),
         (multiclass.OneVsRestClassifier(tree.DecisionTreeClassifier()), "estimator 0 is no linear classifier"),
-        (multiclass.OneVsOneClassifier(svm.LinearSVC()), "got OneVsOneClassifier"),
+        (multiclass.OneVsOneClassifier(svm.LinearSVC()), "OneVsOneClassifier, which has no matrix coef_"),
     ):
         with pytest.raises(TypeError, match=words):
             verify(model.fit(X, y), [[0]])

@@ -27,6 +27,7 @@ def layer_of(classifier: Any, bias: Any) -> tuple[Any, Any]:
     _refuse_wrappers(classifier)
     parts = _one_estimator_per_label(classifier)
     if parts is None and not (hasattr(classifier, "coef_") and hasattr(classifier, "intercept_")):
+        _refuse_without_weights(classifier)
         return classifier, bias
     if bias is not None:
         raise ValueError("bias was given, but the estimator has an intercept_ of its own: leave bias=None")
@@ -108,6 +109,24 @@ def _refuse_wrappers(classifier: Any) -> None:
             f"{CLASSIFIER} is a {type(classifier).__name__}, which compares classes in pairs, so that no row of coef_ is a "
             "label; use LinearSVC or OneVsRestClassifier"
         )
+
+
+def _refuse_without_weights(classifier: Any) -> None:
+    """Refuses an estimator that has not been fitted, or has no matrix when it is; anything else may have one."""
+    if isinstance(classifier, type):
+        raise TypeError(f"{CLASSIFIER} is the class {classifier.__name__}, which has no weights: give a trained one")
+    if not (hasattr(classifier, "get_params") and hasattr(classifier, "fit")):
+        return
+    name = type(classifier).__name__
+    if not any(found.endswith("_") and not found.startswith("_") for found in vars(classifier)):
+        raise ValueError(f"{CLASSIFIER} is a {name} that has no weights yet: call fit first")
+    layers = getattr(classifier, "coefs_", None)  # of a multilayer perceptron
+    remedy = (
+        "give its last layer: coefs_[-1].T, with bias=intercepts_[-1]"
+        if isinstance(layers, list)
+        else "verify a linear classifier, such as LogisticRegression, LinearSVC or OneVsRestClassifier of these"
+    )
+    raise TypeError(f"{CLASSIFIER} is a {name}, which has no matrix coef_ with an intercept_; {remedy}")
 
 
 def _one_estimator_per_label(classifier: Any) -> list[tuple[ndarray, ndarray]] | None:
