@@ -273,6 +273,43 @@ def test_thresholds_and_rules_on_the_command_line(files, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["rule"] == "topk"
 
 
+def test_every_class_on_the_command_line(files, capsys):
+    classes = np.r_[W, W[:1]]  # the first class and the last are the same
+    bias = np.arange(13.0)
+    bias[12] = bias[0]
+    np.savez(files / "lm.npz", weight=classes, bias=bias)
+    (files / "tokens.txt").write_text("".join(f"token{i}\n" for i in range(13)))
+    options = ("--all-classes", "--names", files / "tokens.txt", "--out", files / "r.npz", "--ball", "l2", "--check")
+    assert call(files / "lm.npz", *options, "--json") == 1
+    out = json.loads(capsys.readouterr().out)
+    expected = sk.verify_classes(classes, bias, ball="l2")
+    assert out["verdicts"] == [str(v) for v in expected.verdicts] and out["sets"] == 13 and out["checked"]
+    assert out["rule"] == "argmax" and out["ball"] == "l2" and out["impossible"][0]["names"] == ["token0"]
+    assert Report.load(files / "r.npz", classes, bias).check()
+    assert call(files / "lm.npz", "--all-classes", "--min-sets", 14) == 1
+    text = capsys.readouterr().out
+    assert "13 label sets were given, and at least 14" in text and "FAILED  UNARGMAXABLE: sets 0, 12" in text
+    assert call(files / "lm.npz", "--all-classes", "--rule", "argmax", "--allow", "unargmaxable") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "LABELS is missing: name a file with label sets, or say --all-classes"),
+        (("--rule", "argmax"), "LABELS is missing"),
+        (("yes.txt", "--all-classes"), "leave one of them out"),
+        (("--all-classes", "--rule", "topk"), "--rule is topk"),
+        (("--all-classes", "--threshold", "0.5"), "leave --threshold out"),
+        (("--all-classes", "--names", "missing.txt"), "missing.txt: no such file"),
+        (("--all-classes", "--tol", "-1"), "tol must be at least 0"),
+    ],
+)
+def test_a_command_asks_one_question(files, capsys, arguments, message):
+    assert call(files / "w.npy", *(files / a if a.endswith(".txt") else a for a in arguments)) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
 def test_impossible_sets_get_a_recommendation_and_columns(files, capsys):
     assert call(files / "w.npy", files / "no.txt", "--repair", files / "columns.npz") == 1
     out = capsys.readouterr().out

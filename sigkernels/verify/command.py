@@ -1,5 +1,7 @@
 """``sigkernels verify WEIGHTS LABELS``: the verifier on the command line, as a gate before a release.
 
+``--all-classes`` in place of LABELS asks of every class of a softmax whether it can ever win.
+
 Exit code 0: every set is ARGMAXABLE, or has a verdict that ``--allow`` names. 1: not so. 2: bad input.
 """
 
@@ -47,9 +49,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("weights", metavar="WEIGHTS", help="file with the output layer")
-    parser.add_argument("labels", metavar="LABELS", help="file with the label sets")
+    parser.add_argument("labels", metavar="LABELS", nargs="?", help="file with the label sets")
+    parser.add_argument(
+        "--all-classes",
+        action="store_true",
+        help="in place of LABELS: each label by itself under --rule argmax, such as all tokens of a language model",
+    )
     add_array_options(parser)
-    parser.add_argument("--rule", choices=RULES, default="threshold", help="which labels are predicted")
+    parser.add_argument("--rule", choices=RULES, help="which labels are predicted (default threshold)")
     parser.add_argument(
         "--threshold",
         metavar="T",
@@ -92,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from .pipeline import verify
-
+    _check_what_is_asked(args)
     gate = Gate.of(args.allow, args.min_sets)
     inputs = tuple(name for name in (args.weights, args.labels, args.names, args.threshold) if name)
     out = None if args.out is None else writable_file("--out", args.out, inputs)
@@ -101,22 +107,7 @@ def _verify(args: argparse.Namespace) -> int:
     if out is not None and columns is not None and out.absolute() == columns.absolute():
         raise BadFile(f"--repair {args.repair}: is the file of --out as well; choose another name")
     classifier, layer = load_output_layer(args)
-    labels = load_label_sets(args.labels, layer.weight.shape[0])
-    report = verify(
-        classifier,
-        labels,
-        layer.bias,
-        args.tol,
-        args.box,
-        args.radius,
-        args.device,
-        progress=False if args.quiet or args.json else None,
-        rule=args.rule,
-        threshold=_threshold(args.threshold),
-        domain=args.domain,
-        ball=args.ball,
-        names=None if args.names is None else read_names(existing_file(args.names), layer.weight.shape[0]),
-    )
+    report = _report(args, classifier, layer)
     if not args.json:  # what was proved is told before anything else can fail
         print(f"{args.weights}: {layer}")
         print(report.summary(), flush=True)
@@ -142,6 +133,44 @@ def _verify(args: argparse.Namespace) -> int:
             print(f"  saved {columns}")
         print("\n".join(f"FAILED  {reason}" for reason in reasons) or f"PASSED  {len(report)} label sets")
     return 1 if reasons else 0
+
+
+def _check_what_is_asked(args: argparse.Namespace) -> None:
+    """Refuses a command without a question, and one with two."""
+    if args.labels is None and not args.all_classes:
+        raise BadFile("LABELS is missing: name a file with label sets, or say --all-classes")
+    if not args.all_classes:
+        return
+    if args.labels is not None:
+        raise BadFile(f"--all-classes asks about every class, and LABELS is {args.labels}: leave one of them out")
+    if args.rule not in (None, "argmax"):
+        raise BadFile(f"--all-classes asks which class has the highest logit, and --rule is {args.rule}: leave it out")
+    if args.threshold not in (None, FREE):
+        raise BadFile("--all-classes compares logits with each other: leave --threshold out")
+
+
+def _report(args: argparse.Namespace, classifier: Any, layer: StoredClassifier) -> Report:
+    """The answers to what is asked."""
+    from .all_classes import verify_classes
+    from .pipeline import verify
+
+    n = layer.weight.shape[0]
+    common: dict[str, Any] = {
+        "bias": layer.bias,
+        "tol": args.tol,
+        "box": args.box,
+        "radius": args.radius,
+        "device": args.device,
+        "progress": False if args.quiet or args.json else None,
+        "domain": args.domain,
+        "ball": args.ball,
+        "names": None if args.names is None else read_names(existing_file(args.names), n),
+    }
+    if args.all_classes:
+        return verify_classes(classifier, **common)
+    return verify(
+        classifier, load_label_sets(args.labels, n), rule=args.rule, threshold=_threshold(args.threshold), **common
+    )
 
 
 def _as_json(
