@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from fractions import Fraction
 
@@ -431,3 +432,11 @@ def test_one_blas_thread_while_it_works_and_as_many_as_before_afterwards():
     report = verify(W, [[1], [2, 3]], progress=lambda done, total: during.append(threads()))
     assert report.check()
     assert during and all(set(counts) == {1} for counts in during) and threads() == before
+
+
+def test_a_radius_without_a_bound_is_closed():
+    report = verify(np.zeros((2, 3)), [[0], []], bias=[1.0, -1.0], radius=True)  # no row is a boundary anywhere
+    assert report.radius_lo[0] == report.radius_hi[0] == np.inf and report.check()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "radius closed to 1e-06 of its size for 1 of 1 sets\n" in report.summary()

@@ -82,8 +82,8 @@ class Ledger:
 
     def closed(self) -> ndarray:
         """The sets whose bounds agree [m]."""
-        with np.errstate(invalid="ignore"):
-            return self.hi - self.lo <= CLOSED * np.abs(self.hi)
+        with np.errstate(invalid="ignore"):  # both are infinite where no row of W is a boundary
+            return (self.hi == self.lo) | (self.hi - self.lo <= CLOSED * np.abs(self.hi))
 
     def open(self) -> ndarray:
         """The numbers of the sets that are not settled."""

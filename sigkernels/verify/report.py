@@ -285,7 +285,9 @@ class Report:
             lines.append(f"  impossible: {', '.join(self.words(i) for i in never[:SHOWN])}{more}")
         yes = np.array([v in (Verdict.ARGMAXABLE, Verdict.THIN) for v in self.verdicts], dtype=bool)
         if yes.any() and any(s.name == "radius" for s in self.stages):
-            gap = (self.radius_hi[yes] - self.radius_lo[yes]) / self.radius_hi[yes]
+            lo, hi = self.radius_lo[yes], self.radius_hi[yes]
+            with np.errstate(invalid="ignore"):  # both are infinite where no row of W is a boundary
+                gap = np.where(lo == hi, 0.0, (hi - lo) / hi)
             left = int(np.sum(gap > CLOSED))
             widest = f"; {left} open, the widest by {gap.max():.2g} of its size" if left else ""
             lines.append(f"  radius closed to {CLOSED:g} of its size for {len(gap) - left} of {len(gap)} sets{widest}")
