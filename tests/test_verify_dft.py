@@ -92,6 +92,40 @@ def test_the_radius_of_a_proof_by_roots_is_a_true_lower_bound():
         assert proof.lo == pytest.approx(1e4 / math.sqrt(2 * n) * value / norm, rel=1e-6)
 
 
+@pytest.mark.parametrize("ball", ("box", "l2"))
+@pytest.mark.parametrize("spread", (0.0, 1e-4))
+def test_a_bias_leaves_roots_the_radius_that_its_centre_does(ball, spread):
+    n, k, box = 60, 3, 100.0
+    bias = -2.0 + spread * np.random.default_rng(0).uniform(-1, 1, n)
+    question = Question(np.zeros((n, 0)), bias, k, 1e-8, box, ball=ball)
+    W, norm = dft_matrix(n, k), math.sqrt((2 * k + 1) / n)
+    for active in ([5], [3, 20], [1, 2, 3, 30], [0, 1]):
+        certificate = roots_certificate(np.array(active), n)
+        proof = prove(question, np.array(active), certificate)
+        assert proof.argmaxable and 0 < proof.lo < proof.hi
+        tau = 2 * np.pi * (certificate.roots - 0.5) / n
+        y = np.where(np.isin(np.arange(n), active), 1.0, -1.0)
+        p = np.prod(np.sin((2 * np.pi * np.arange(n)[:, None] / n - tau) / 2), axis=1)
+        x = W.T @ (np.abs(p) * y) * ((box - 2.0 * math.sqrt(n)) / math.sqrt(n if ball == "l2" else 2 * n)) * 0.999
+        x[0] += 2.0 * math.sqrt(n)
+        assert np.linalg.norm(x, 2 if ball == "l2" else np.inf) <= box
+        assert np.min(y * (W @ x + bias)) / norm == pytest.approx(proof.lo, rel=2e-3 if not spread else 0.5)
+    outgrown = Question(np.zeros((n, 0)), bias * 10, k, 1e-8, box, ball=ball)
+    proof = prove(outgrown, np.array([5]), roots_certificate(np.array([5]), n))
+    assert proof.argmaxable and proof.lo == -math.inf  # √n·20 is beyond the ball
+
+
+def test_another_threshold_leaves_thin_sets_their_radius_and_their_witness():
+    n, k = 2001, 10
+    sets = [np.arange(0, 2 * k, 2), [5], [0, 900, 1800]]
+    before, after = (verify(head(n, k), sets, threshold=threshold) for threshold in (0.5, 0.3))
+    assert before.verdicts.tolist() == after.verdicts.tolist() and after.verdicts[0] == "THIN" and after.check()
+    assert np.all(after.radius_lo > 0.99 * before.radius_lo) and np.all(after.radius_lo < before.radius_lo)
+    after.certificates[1] = roots_certificate(np.array([5]), n)
+    logits = dft_matrix(n, k) @ after.witness(1)
+    assert np.flatnonzero(logits > after.logit_threshold(1)).tolist() == [5]
+
+
 def test_slack_makes_more_sets_argmaxable_and_keeps_the_guarantee():
     n, k = 40, 2
     rng = np.random.default_rng(0)

@@ -162,8 +162,6 @@ def _roots(question: Question, active: ndarray, roots: ndarray | None) -> tuple[
         return -math.inf, "its roots are not the sign changes of the set"
     if len(roots) > 2 * question.k:
         return -math.inf, f"{len(roots)} roots need degree {len(roots) // 2}, and k = {question.k}"
-    if question.bias is not None:
-        return -math.inf, ""  # scaled up far enough it outgrows every bias, but perhaps not within the box
     # |p| ≤ 1, so its coefficients are at most √(2n) and R/√(2n)·p is in the box; the columns are orthonormal, so they
     # have the norm of the n values of p, at most √n, and R/√n·p is in the l2 ball. Between two roots log|p| is concave,
     # so the labels next to the roots have the least |p|. Each of the 2r logarithms has a relative error below 1e-12.
@@ -171,10 +169,27 @@ def _roots(question: Question, active: ndarray, roots: ndarray | None) -> tuple[
     half_steps = np.abs(2 * (labels[:, None] - roots[None, :]) + 1)
     half_steps = np.minimum(half_steps, 2 * question.n - half_steps)
     log_value = np.log(np.sin((math.pi / 2) * half_steps / question.n)).sum(axis=1)
-    log_radius = float(np.min(log_value, initial=0.0)) - math.log(float(question.norms[1].max()))
-    log_radius += math.log(question.box) - 0.5 * math.log((1.0 if question.ball.name == "l2" else 2.0) * question.n)
-    log_radius -= 1e-9 * (1.0 + float(np.max(np.abs(log_value), initial=0.0)))
-    return (math.exp(log_radius) if log_radius > -700 else 0.0), ""
+    log_margin = float(np.min(log_value, initial=0.0))
+    log_margin -= 0.5 * math.log((1.0 if question.ball.name == "l2" else 2.0) * question.n)
+    return radius_of_margin(question, log_margin), ""
+
+
+def radius_of_margin(question: Question, log_margin: float) -> float:
+    """A radius, where an input of the unit ball has ``exp(log_margin)`` for the least logit of the DFT, on its side.
+
+    It is scaled up to the ball that the centre of the biases leaves; -∞ where that does not outgrow what is left of them.
+    ``log_margin`` has a relative error below 1e-10.
+    """
+    _, apart, size = question.centred
+    longest = float(question.norms[1].max())
+    if size <= 0.0:
+        return -math.inf
+    log_margin += math.log(size) - 1e-9 * (1.0 + abs(log_margin))
+    if apart:
+        room = (math.exp(log_margin) if log_margin > -700 else 0.0) - apart
+        return room / (longest * (1.0 + 1e-9)) if room > 0.0 else -math.inf
+    log_radius = log_margin - math.log(longest) - 1e-9
+    return math.exp(log_radius) if log_radius > -700 else 0.0
 
 
 def _alternation(question: Question, active: ndarray, support: ndarray | None) -> str:

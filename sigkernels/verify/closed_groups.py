@@ -20,7 +20,7 @@ from numpy import ndarray
 
 from ..codes import guaranteed_size
 from .certificate import Certificate, Verdict
-from .check import Proof
+from .check import Proof, radius_of_margin
 from .code_words import prove_code_words
 from .question import Question
 from .rotations import notch_inputs, prove_rotations, representative_of, representatives
@@ -181,11 +181,4 @@ def prove_group(question: Question, size: int, runs: int, kind: str) -> Proof:
 def _radius_of_roots(question: Question, runs: int) -> float:
     """The radius of every set in this many runs, rounded down; -∞ where a bias takes up the room there is."""
     log_margin = sum(2 * math.log(math.sin((2 * j - 1) * math.pi / (2 * question.n))) for j in range(1, runs + 1))
-    log_margin += math.log(question.box) - 0.5 * math.log(question.n)
-    log_margin -= 1e-9 * (1.0 + abs(log_margin))
-    margin = math.exp(log_margin) if log_margin > -700 else 0.0
-    largest = 0.0 if question.bias is None else float(np.max(np.abs(question.bias)))
-    room = margin - largest * (1.0 + 1e-9)
-    if room <= 0:
-        return -math.inf if largest else 0.0
-    return room / (float(question.norms[1].max()) * (1.0 + 1e-9))
+    return radius_of_margin(question, log_margin - 0.5 * math.log(question.n))

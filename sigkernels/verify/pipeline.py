@@ -32,7 +32,7 @@ from .solvers.cone import Cone, Found
 from .solvers.highest_logits import highest_logits
 from .solvers.newton import motzkin, newton, newton_on_all_rows
 from .threads import one_blas_thread
-from .witness import alternation_certificate, notch_polynomial, roots_certificate, runs_of
+from .witness import alternation_certificate, notch_points, roots_certificate, runs_of
 
 SINGLE_FIRST = ("cuda",)  # devices on which float32 is so much faster that witnesses are sought in it first
 KNOWN_AT_ONCE = 256  # witnesses that are proved by one matrix product
@@ -317,16 +317,6 @@ def _closed_form(ledger: Ledger, which: np.ndarray, exact: bool = True) -> None:
             ledger.offer(i, roots_certificate(sets[i], question.n))
         elif question.is_pure_dft:
             ledger.offer(i, alternation_certificate(sets[i], question.n, question.k))
-    # The first column is constant: it takes up what is common to the biases.
-    shift = 0.0 if question.bias is None else -math.sqrt(question.n) * float(np.median(question.bias))
-    room = question.box - abs(shift)
-    if room <= 0:
-        return
     for start in range(0, len(few), 256):
         part = np.array(few[start : start + 256])
-        x = np.zeros((len(part), question.d))
-        for row, i in enumerate(part):
-            x[row, : question.dft_columns] = notch_polynomial(sets[int(i)], question.n, question.k)
-        x = question.ball.scaled(x) * (room / question.box)
-        x[:, 0] += shift
-        ledger.offer_found(Found(part, question.ball.pulled_in(x), [], []), exact)
+        ledger.offer_found(Found(part, notch_points(question, [sets[i] for i in part.tolist()]), [], []), exact)

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy import ndarray
 
-from ..codes import code_rows
+from ..codes import code_rows, middle
 from ..labels import LabelSets
 from .circle import LOW_ERROR, dft_low
 from .input_ball import BALLS, InputBall
@@ -247,6 +247,19 @@ class Question:
         """Whether logits are trigonometric polynomials of degree k: no slack (or zeros), no bias (or a constant)."""
         constant = self.bias is None or bool(np.all(self.bias == self.bias[0]))
         return self.k >= 0 and constant and not self.codes and not self.weight.any()
+
+    @cached_property
+    def centred(self) -> tuple[float, float, float]:
+        """(centre, apart, size): what the constant column of a DFT takes away of every bias, and what is left.
+
+        With ``-√n·centre`` more of the first feature no bias lies further than ``apart`` from 0, and all features of an
+        input in the ball of ``size`` may be added to it. The last two are rounded to the safe side.
+        """
+        if self.bias is None:
+            return 0.0, 0.0, self.box
+        root = math.sqrt(self.n)
+        centre, apart = middle((float(self.bias.min()), float(self.bias.max())), self.box / root)
+        return centre, apart * SLOP, self.box * (1.0 - 1e-12) - root * abs(centre) * (1.0 + 1e-12)
 
     @cached_property
     def trivial_radius(self) -> float:

@@ -20,7 +20,7 @@ from .ledger import CLOSED, Ledger
 from .question import Question, active_labels
 from .recheck import Lines, rejections
 from .threads import one_blas_thread
-from .witness import notch_polynomial
+from .witness import notch_points
 
 if TYPE_CHECKING:
     from .repair import Repair
@@ -192,9 +192,7 @@ class Report:
         if self.verdicts[i] not in (Verdict.ARGMAXABLE, Verdict.THIN):
             return None
         if certificate.witness is None and certificate.roots is not None:
-            x = np.zeros(self.question.d)
-            x[: self.question.dft_columns] = notch_polynomial(self.sets[i].numpy(), self.question.n, self.question.k)
-            return self.question.ball.scaled(x[None, :])[0]
+            return notch_points(self.question, [self.sets[i].numpy()])[0]
         if certificate.witness is None and certificate.kind == "codes":
             return code_points(self.question, [self.sets[i].numpy()])[0]
         return None if certificate.witness is None else certificate.witness[: self.question.inputs]

@@ -48,30 +48,38 @@ def representative_of(active: ndarray, n: int) -> tuple[int, ...]:
 
 def notch_inputs(question: Question, active: ndarray) -> ndarray:
     """Inputs [m, 2k+1] that predict sets [m, r] of at most k runs, with every rotation of them in the ball."""
+    x = _inputs_beside_centred_biases(question, active)
+    x[:, 0] -= math.sqrt(question.n) * question.centred[0]
+    return x
+
+
+def _inputs_beside_centred_biases(question: Question, active: ndarray) -> ndarray:
+    """These inputs without what takes away the centre of the biases."""
     x = np.array([notch_polynomial(labels, question.n, question.k) for labels in active])
     x = x.reshape(len(active), question.dft_columns)
+    size = question.centred[2] * (1.0 - 1e-12)
     if question.ball.name == "l2":
-        return question.ball.scaled(x) * (1.0 - 1e-12)
+        return question.ball.scaled(x) * (size / question.box)
     pairs = np.hypot(x[:, 1::2], x[:, 2::2])
     longest = np.max(np.column_stack([np.abs(x[:, 0]), pairs]), axis=1)
-    return x * (question.box * (1.0 - 1e-12) / longest)[:, None]
+    return x * (size / longest)[:, None]
 
 
 def prove_rotations(question: Question, active: ndarray) -> ndarray:
     """Lower bounds [m] on the radius of every rotation of the sets [m, r] of at most k runs; -∞ where there is none."""
-    largest = 0.0 if question.bias is None else float(np.max(np.abs(question.bias)))
+    apart = question.centred[1]
     rows = dft_matrix(question.n, question.k)
     length = math.sqrt(question.dft_columns / question.n) * SLOP  # of every row of the DFT
     out = np.empty(len(active))
     step = max(1, BLOCK // question.n)
     for start in range(0, len(active), step):
         part = active[start : start + step]
-        x = notch_inputs(question, part)
+        x = _inputs_beside_centred_biases(question, part)
         logits = x @ rows.T
         margins = -logits
         np.put_along_axis(margins, part, np.take_along_axis(logits, part, axis=1), axis=1)
         error = gamma(question.dft_columns + 3) * row_norms(x)[1] * length + TINY
         error += question.entry_error * np.abs(x).sum(axis=1) * SLOP
-        room = np.min(margins, axis=1) - error * SLOP - largest
+        room = np.min(margins, axis=1) - error * SLOP - apart
         out[start : start + step] = np.where(room > 0, room, -math.inf)
     return out / (float(question.norms[1].max()) * SLOP) * (1.0 - 8 * U)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate
+from .question import ActiveSets, Question
 
 
 def runs_of(active: ndarray, n: int) -> list[tuple[int, int]]:
@@ -90,3 +91,18 @@ def notch_polynomial(active: ndarray, n: int, k: int) -> ndarray:
     x[1::2] = math.sqrt(2 * n) * coefficients[1:].real
     x[2::2] = -math.sqrt(2 * n) * coefficients[1:].imag
     return x
+
+
+def notch_points(question: Question, sets: ActiveSets) -> ndarray:
+    """Inputs [m, d] with the coefficients of these polynomials, as far out as the ball allows: rounded, and not yet proved.
+
+    The first column is constant: it takes up what is common to the biases.
+    """
+    common = 0.0 if question.bias is None else float(np.median(question.bias))
+    shift = -min(max(math.sqrt(question.n) * common, -question.box), question.box)
+    x = np.zeros((len(sets), question.d))
+    for row, active in zip(x, sets, strict=True):
+        row[: question.dft_columns] = notch_polynomial(active, question.n, question.k)
+    x = question.ball.scaled(x) * (1.0 - abs(shift) / question.box)
+    x[:, 0] += shift
+    return question.ball.pulled_in(x)
