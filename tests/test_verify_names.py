@@ -10,6 +10,7 @@ import pytest
 import sigkernels as sk
 from sigkernels.cli import main
 from sigkernels.verify import Report, verify, verify_all, verify_classes
+from sigkernels.verify.label_names import read_names
 
 W = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0], [0.1, 0.1]])
 NAMES = ["cat", "dog", "bird", "fish"]
@@ -40,8 +41,10 @@ def test_bad_names(tmp_path, capsys):
         verify(W, [[0]], names=["a", "b"])
     with pytest.raises(TypeError, match="use a list of names"):
         verify(W, [[0]], names="abcd")
-    with pytest.raises(TypeError, match="names must hold one name for each label, got 5; use a list"):
+    with pytest.raises(TypeError, match="names must hold one name for each label in order, got 5; use a list"):
         verify(W, [[0]], names=5)
+    with pytest.raises(TypeError, match=r"in order, got {.*}; use a list"):
+        verify(W, [[0]], names=set(NAMES))
     np.save(tmp_path / "w.npy", W)
     (tmp_path / "sets.txt").write_text("0\n")
     (tmp_path / "names.txt").write_text("cat\ndog\n")
@@ -51,9 +54,45 @@ def test_bad_names(tmp_path, capsys):
     (tmp_path / "names.json").write_text('["cat", "dog", 3, "bird"]')
     assert main(["verify", *files, "--names", str(tmp_path / "names.json")]) == 2
     assert "holds 3 among the names of the labels" in capsys.readouterr().err
-    (tmp_path / "names.json").write_text('{"0": "cat"}')
-    assert main(["verify", *files, "--names", str(tmp_path / "names.json")]) == 2
-    assert "is JSON, but no list" in capsys.readouterr().err
+    for text, message in (
+        ('{"cat": [0]}', "names maps 'cat' to [0]; use a list of names, or a mapping"),
+        ('{"cat": 4}', "names maps 4 to 'cat'"),
+        ('{"cat": 1, "dog": 1}', "one number to two names"),
+        ('"cat"', "is JSON, but neither a list of names nor a mapping"),
+        ("[cat", "names.json: is not JSON"),
+    ):
+        (tmp_path / "names.json").write_text(text)
+        assert main(["verify", *files, "--names", str(tmp_path / "names.json")]) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "names.txt").write_bytes("caté\n".encode("latin-1"))
+    assert main(["verify", *files, "--names", str(tmp_path / "names.txt")]) == 2
+    assert "names.txt: is not text in UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"dog": 1, "fish": 3, "cat": 0},  # a tokenizer's vocabulary, in any order
+        {3: "fish", 0: "cat", 1: "dog"},  # id2label
+        {"3": "fish", "0": "cat", "1": "dog"},  # … as JSON has it
+    ],
+)
+def test_names_by_number(tmp_path, mapping):
+    expected = ("cat", "dog", "2", "fish")
+    assert verify(W, [[0]], names=mapping).names == expected
+    (tmp_path / "names.json").write_text(json.dumps(mapping))
+    assert tuple(read_names(tmp_path / "names.json", 4)) == expected
+
+
+@pytest.mark.parametrize("mapping", ({True: "cat"}, {0: 1.5}, {-1: "cat"}, {"a": "b"}, {0: "cat", "dog": 1}))
+def test_mappings_that_name_no_labels(mapping):
+    with pytest.raises(ValueError, match=r"names maps .* use a list of names, or a mapping"):
+        verify(W, [[0]], names=mapping)
+
+
+def test_names_that_look_like_something_else(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[unused0]\nline\u2028break\n##ing\n", encoding="utf-8-sig")
+    assert read_names(tmp_path / "vocab.txt", 4) == ["[PAD]", "[unused0]", "line\u2028break", "##ing"]
 
 
 def documented_entries():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..labels import LabelSets
 from .estimators import names_of
 from .input_ball import BallName
 from .inputs import as_question
-from .label_names import check_names
+from .label_names import Names, check_names
 from .pipeline import check_resources, decide
 from .progress import Progress
 from .report import Report
@@ -34,7 +34,7 @@ def verify_classes(
     radius: bool = False,
     domain: Domain = "all",
     ball: BallName = "box",
-    names: Sequence[str] | None = None,
+    names: Names | None = None,
 ) -> Report:
     """Decide for every class of a softmax whether it can ever win, with a proof for each: tokens no input produces.
 

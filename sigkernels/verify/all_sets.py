@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Any
 
@@ -20,7 +20,7 @@ from .closed_groups import Group, closed_groups, count_runs, sets_with_runs
 from .estimators import names_of, rule_of
 from .input_ball import BallName
 from .inputs import as_question
-from .label_names import check_names
+from .label_names import Names, check_names
 from .pipeline import check_resources, decide
 from .progress import Progress
 from .question import Question
@@ -48,7 +48,7 @@ def verify_all(
     ball: BallName = "box",
     exactly: bool = False,
     witnesses: bool = True,
-    names: Sequence[str] | None = None,
+    names: Names | None = None,
 ) -> AllSetsReport:
     """Decide for every set of at most k labels whether a classifier can ever predict it, with a proof for each.
 

@@ -24,7 +24,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "words why one can never be predicted, see the radii by set size.",
     )
     parser.add_argument("--out", metavar="PAGE", help="where the page goes (default: REPORT with .html)")
-    parser.add_argument("--names", metavar="FILE", help="the names of the labels: one in each line, or a JSON list")
+    parser.add_argument(
+        "--names", metavar="FILE", help="the names of the labels: one in each line, a JSON list, or a JSON mapping"
+    )
     return parser
 
 

@@ -20,7 +20,7 @@ from .certificate import Certificate
 from .estimators import names_of, rule_of, sets_of
 from .input_ball import BallName
 from .inputs import as_question
-from .label_names import check_names
+from .label_names import Names, check_names
 from .ledger import Ledger
 from .progress import Progress
 from .question import Question, active_labels, distinct_sets
@@ -59,7 +59,7 @@ def verify(
     threshold: Any = None,
     domain: Domain = "all",
     ball: BallName = "box",
-    names: Sequence[str] | None = None,
+    names: Names | None = None,
 ) -> Report:
     """Decide which label sets a classifier can ever predict, with a proof for each answer.
 
@@ -90,7 +90,8 @@ def verify(
         ball: where the centre of a set's ball may lie: ``"box"``, ``|x_j| ≤ box``, or ``"l2"``, ``‖x‖₂ ≤ box``. The radius
             on the unit l2 ball is the margin of support vector machines, ``max min_i y_i(w_i·x + c_i)/‖w_i‖``: without
             a bias, the sine of the angle by which an input may rotate. Whether a set is possible does not depend on it.
-        names: one name for each label, for summaries and explanations in words.
+        names: one name for each label, for summaries and explanations in words; or a mapping between names and numbers,
+            such as ``tokenizer.get_vocab()`` or ``config.id2label``.
 
     Returns:
         A :class:`Report`, one line per set, in the order of ``label_sets``.
