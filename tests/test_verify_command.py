@@ -130,9 +130,13 @@ def test_json_out_and_check(files, capsys):
         ("w.npy", "yes.txt", ("--allow", "maybe"), "--allow maybe: use thin, not_eps"),
         ("w.npy", "yes.txt", ("--min-sets", "-1"), "--min-sets must be at least 0"),
         ("w.npy", "yes.txt", ("--threshold", "1.5"), "strictly between 0 and 1"),
-        ("w.npy", "yes.txt", ("--threshold", "high"), "high: no such file"),
+        ("w.npy", "yes.txt", ("--threshold", "high"), '--threshold high: is neither a probability, nor "free", nor a'),
         ("w.npy", "yes.txt", ("--threshold", ""), "a file must be named, got an empty name"),
-        ("w.npy", "yes.txt", ("--rule", "topk", "--threshold", "0.5"), "leave threshold=None"),
+        ("w.npy", "yes.txt", ("--out", ""), "--out: a file must be named, got an empty name"),
+        ("w.npy", "latin.txt", (), "latin.txt: is not text in UTF-8 (invalid continuation byte at byte 5)"),
+        ("none.npy", "yes.txt", (), "none.npy: its array has shape (0, 3); an output layer is a matrix"),
+        ("text.pt", "yes.txt", (), "text.pt: cannot be read: damaged, or not a file of torch.save"),
+        ("w.npy", "yes.txt", ("--rule", "topk", "--threshold", "0.5"), "leave threshold out"),
         ("w.npy", "yes.txt", ("--weight", "head"), "no array 'head' (it has: one, without a name)"),
         ("w.npy", "yes.txt", ("--rule", "argmax"), "predicts exactly one"),
         ("two-biases.npz", "yes.txt", (), "which of bias, b is the bias?"),
@@ -151,6 +155,9 @@ def test_bad_input_is_exit_code_2_and_one_line(files, capsys, weights, labels, o
     np.savez(files / "scalar.npz", s=np.float64(3), weight=W)
     np.save(files / "vector.npy", np.ones(3))
     (files / "text.npy").write_text("hello")
+    (files / "text.pt").write_text("hello")
+    (files / "latin.txt").write_bytes("# café\n1 2\n".encode("latin-1"))
+    np.save(files / "none.npy", np.ones((0, 3)))
     np.save(files / "nan.npy", np.full((12, 3), np.nan))
     (files / "empty.pt").touch()
     with open(files / "archive.npy", "wb") as file:
@@ -265,8 +272,16 @@ def test_thresholds_and_rules_on_the_command_line(files, capsys):
     np.save(files / "pair.npy", AFFINE)
     (files / "both.txt").write_text("0 1\n")
     np.save(files / "low.npy", np.array([0.3, 0.4]))
+    np.save(files / "one.npy", np.array(0.3))
     (files / "low.txt").write_text("0.3\n0.4\n")
-    for threshold, code in (("0.5", 1), ("0.3", 0), ("free", 0), (files / "low.npy", 0), (files / "low.txt", 0)):
+    for threshold, code in (
+        ("0.5", 1),
+        ("0.3", 0),
+        ("free", 0),
+        (files / "low.npy", 0),
+        (files / "low.txt", 0),
+        (files / "one.npy", 0),
+    ):
         assert call(files / "pair.npy", files / "both.txt", "--threshold", threshold, "--out", files / "r.npz") == code
         assert Report.load(files / "r.npz").check()
     assert call(files / "pair.npy", files / "both.txt", "--rule", "topk", "--json") == 0

@@ -187,7 +187,7 @@ def test_a_bias_alone_replaces_that_of_the_report(tmp_path):
         ({"threshold": "any"}, ValueError, "threshold='any'"),
         ({"threshold": ["a", "b", "c"]}, TypeError, "threshold must hold one probability"),
         ({"threshold": [0.5, 0.5]}, ValueError, r"one for each of the 3 labels, got shape \(2,\)"),
-        ({"threshold": 0.4, "rule": "topk"}, ValueError, "leave threshold=None"),
+        ({"threshold": 0.4, "rule": "topk"}, ValueError, "leave threshold out"),
         ({"rule": "argmax"}, ValueError, r"label_sets\[1\] has 2 labels"),
     ],
 )

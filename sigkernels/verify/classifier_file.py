@@ -79,7 +79,7 @@ def load_classifier(
     arrays = read_arrays(existing_file(path))
     key = _which_matrix(path, arrays, weight)
     shape = tuple(arrays[key].shape)
-    if len(shape) != 2:
+    if len(shape) != 2 or not shape[0]:
         name = f"array {key!r}" if key else "its array"
         raise BadFile(f"{path}: {name} has shape {shape}; an output layer is a matrix [labels, features]")
     codes, in_features, projection = 0, None, f"{_prefix(key)}proj.weight"

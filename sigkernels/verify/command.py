@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "or a file with one for each label",
     )
     parser.add_argument("--domain", choices=DOMAINS, default="all", help="nonnegative: features after a ReLU")
-    parser.add_argument("--names", metavar="FILE", help="the names of the labels: one in each line, or a JSON list")
+    parser.add_argument(
+        "--names", metavar="FILE", help="the names of the labels: one in each line, a JSON list, or a JSON mapping"
+    )
     parser.add_argument("--tol", type=float, default=1e-8, help="least radius that counts as argmaxable (default 1e-8)")
     parser.add_argument(
         "--ball", choices=tuple(BALLS), default="box", help="inputs that count: entries, or length, of at most --box"
@@ -238,6 +241,8 @@ def _threshold(text: str | None) -> Any:
         return float(text)
     except ValueError:
         pass
+    if text and not Path(text).exists():
+        raise BadFile(f'--threshold {text}: is neither a probability, nor "free", nor a file')
     file = existing_file(text)
     if file.suffix in (".npy", ".npz", *TORCH_SUFFIXES):
         arrays = list(read_arrays(file).values())

@@ -40,6 +40,8 @@ def existing_file(path: str) -> Path:
 
 def writable_file(option: str, path: str, inputs: tuple[str, ...]) -> Path:
     """Where a result goes, if it can go there: found out before any proving."""
+    if not path:
+        raise BadFile(f"{option}: a file must be named, got an empty name")
     out = Path(path)
     if out.is_dir():
         raise BadFile(f"{option} {path}: is a directory; name a file in it")
@@ -131,7 +133,9 @@ def _torch_arrays(file: Path) -> dict[str, Any]:
         ) from None
     except Exception as error:
         why = (str(error).splitlines() or ["empty"])[0]
-        raise BadFile(f"{file}: cannot be read ({type(error).__name__}: {why})") from None
+        raise BadFile(
+            f"{file}: cannot be read: damaged, or not a file of torch.save ({type(error).__name__}: {why})"
+        ) from None
     if isinstance(data, torch.Tensor):
         return {"": data}
     if isinstance(data, LabelSets):

@@ -86,7 +86,13 @@ def _whole_numbers(file: Path, name: str, values: Any) -> torch.Tensor:
 
 def _text_sets(file: Path) -> list[list[int]]:
     sets = []
-    for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadFile(
+            f"{file}: is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from None
+    for number, line in enumerate(text.splitlines(), start=1):
         if line.lstrip().startswith("#"):
             continue
         labels = [word for word in line.split("#")[0].replace(",", " ").split() if ":" not in word]

@@ -285,7 +285,7 @@ class Report:
         if yes.any() and any(s.name == "radius" for s in self.stages):
             lo, hi = self.radius_lo[yes], self.radius_hi[yes]
             with np.errstate(invalid="ignore"):  # both are infinite where no row of W is a boundary
-                gap = np.where(lo == hi, 0.0, (hi - lo) / hi)
+                gap = np.where(lo == hi, 0.0, (hi - lo) / np.abs(hi))
             left = int(np.sum(gap > CLOSED))
             widest = f"; {left} open, the widest by {gap.max():.2g} of its size" if left else ""
             lines.append(f"  radius closed to {CLOSED:g} of its size for {len(gap) - left} of {len(gap)} sets{widest}")

@@ -40,7 +40,7 @@ class DecisionRule:
             raise ValueError(f"rule={rule!r}: use one of {', '.join(map(repr, RULES))}")
         if rule != "threshold":
             if threshold is not None and not (isinstance(threshold, str) and threshold == FREE):
-                raise ValueError(f"rule={rule!r} compares logits with each other: leave threshold=None")
+                raise ValueError(f"rule={rule!r} compares logits with each other: leave threshold out")
             return cls(rule, FREE)
         if threshold is None:
             return cls()
@@ -51,7 +51,8 @@ class DecisionRule:
         if isinstance(threshold, Thresholds):
             raise TypeError("threshold is a Thresholds; pass the values that it holds: threshold=tuned.values")
         if np.ndim(threshold) == 0:
-            return cls(rule, _inside(check_number("threshold", threshold, 'give a probability, or "free"')))
+            number = threshold.item() if isinstance(threshold, ndarray) else threshold
+            return cls(rule, _inside(check_number("threshold", number, 'give a probability, or "free"')))
         try:
             values = np.asarray(threshold.tolist() if hasattr(threshold, "tolist") else threshold, dtype=np.float64)
         except (TypeError, ValueError):
