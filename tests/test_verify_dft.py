@@ -93,6 +93,18 @@ def test_the_radius_of_a_proof_by_roots_is_a_true_lower_bound():
 
 
 @pytest.mark.parametrize("ball", ("box", "l2"))
+def test_a_radius_below_zero_beside_alternations_is_proved_again(ball, tmp_path):
+    sets = [[0, 2, 4, 6], [1], [3, 5, 8, 10]]  # with k = 3 only the second is possible
+    report = verify(head(12, 3), sets, np.full(12, -12.0), ball=ball, box=1.0, radius=True)
+    assert report.verdicts.tolist() == ["UNARGMAXABLE", "THIN", "UNARGMAXABLE"]
+    assert report.certificate(0).kind == "alternation" and np.all(report.radius_hi < -1.0) and report.check()
+    report.save(tmp_path / "r.npz")
+    assert sk.Report.load(tmp_path / "r.npz").check()
+    report.radius_hi -= 1e-3
+    assert not report.check().ok.any()
+
+
+@pytest.mark.parametrize("ball", ("box", "l2"))
 @pytest.mark.parametrize("spread", (0.0, 1e-4))
 def test_a_bias_leaves_roots_the_radius_that_its_centre_does(ball, spread):
     n, k, box = 60, 3, 100.0

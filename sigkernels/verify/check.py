@@ -88,7 +88,7 @@ def prove(question: Question, active: ndarray, certificate: Certificate, target:
     elif kind == "alternation":
         reason = _alternation(question, active, certificate.support)
         if not reason:
-            return Proof(lo, 0.0, False)
+            hi, argmaxable = min(hi, 0.0), False
     if certificate.multipliers is not None and kind != "alternation":
         support, multipliers = certificate.support, certificate.multipliers
         if multipliers.dtype != object:
