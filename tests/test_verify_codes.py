@@ -6,7 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
+import sigkernels as sk
 from sigkernels.codes import code_matrix, guarantee, guaranteed_size
 from sigkernels.labels import LabelSets
 from sigkernels.verify import Verdict, pipeline, verify, witness_check
@@ -182,3 +184,15 @@ def test_a_singular_system_is_solved_in_least_squares():
     g = np.stack([np.arange(14.0), np.full(14, 28.0), np.zeros(14)])
     want = np.stack([np.arange(14.0), np.full(14, 2.0), np.zeros(14)])
     np.testing.assert_allclose(definite_solver(np, h)(g), want, atol=1e-12)
+
+
+@pytest.mark.parametrize("ball", ("box", "l2"))
+def test_a_witness_lies_beyond_a_ball_that_a_bias_takes_up(ball):
+    rng = np.random.default_rng(0)
+    head, bias = sk.DFTHead(34, 40, 2, slack=2, codes=16), 300 * rng.standard_normal(40)
+    sets = [[3], [7, 21], [], [5, 6, 7, 8]]
+    report = verify(head, sets, bias, ball=ball, box=1.0)
+    assert set(report.verdicts) == {"THIN"} and {report.certificate(i).kind for i in range(4)} == {"codes", "roots"}
+    W = head.weight_matrix(torch.float64).detach().numpy()
+    for i, active in enumerate(sets):
+        assert np.flatnonzero(W @ report.witness(i) + bias > 0).tolist() == active

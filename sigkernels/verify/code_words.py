@@ -42,13 +42,16 @@ def _scale_in_l2(question: Question, r: int) -> float:
     return question.box / math.sqrt(question.n * ((1 + mu) / 2) ** 2 + r + r * (r - 1) * mu)
 
 
-def code_points(question: Question, sets: list[ndarray]) -> ndarray:
-    """The witnesses of these sets, as far out as the ball allows, ``[len(sets), d]``: rounded, and not yet proved."""
+def code_points(question: Question, sets: list[ndarray], centred: bool = True) -> ndarray:
+    """The witnesses of these sets, as far out as the ball allows, ``[len(sets), d]``: rounded, and not yet proved.
+
+    ``centred``: the constant feature takes away the middle of the biases, in the box.
+    """
     x = np.zeros((len(sets), question.d))
     offsets = np.cumsum([0, *map(len, sets)])
     columns = slice(question.dft_columns, question.dft_columns + question.codes)
     x[:, 0], x[:, columns] = code_witness(question.n, question.codes, np.concatenate([*sets, []]).astype(int), offsets)
-    if question.bias is None or question.ball.name == "l2":
+    if not centred or question.bias is None or question.ball.name == "l2":
         return question.ball.scaled(x)
     root = math.sqrt(question.n)
     shift = root * middle(_bias_range(question), question.box / root)[0]

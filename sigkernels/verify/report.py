@@ -13,14 +13,13 @@ from numpy import ndarray
 from ..labels import LabelSets
 from ..validation import check_int
 from .certificate import Certificate, Verdict
-from .code_words import code_points
 from .inputs import as_question, checked_question
 from .label_names import in_words
 from .ledger import CLOSED, Ledger
 from .question import Question, active_labels
 from .recheck import Lines, rejections
 from .threads import one_blas_thread
-from .witness import notch_points
+from .witness import closed_form_input
 
 if TYPE_CHECKING:
     from .repair import Repair
@@ -183,6 +182,8 @@ class Report:
         With a free threshold (``rule="topk"``, ``"argmax"``) the labels of the set are those with a logit above
         :meth:`logit_threshold`.
 
+        Where a bias leaves no such input in the ball (``radius_lo`` is below 0) it lies beyond.
+
         For a set proved by ``roots`` these are the coefficients of a polynomial with the right signs, rounded to
         float64: the proof is the certificate, and the rounding may have lost signs that are closer to zero than
         1e-16.
@@ -191,10 +192,9 @@ class Report:
         certificate = self.certificate(i)
         if self.verdicts[i] not in (Verdict.ARGMAXABLE, Verdict.THIN):
             return None
-        if certificate.witness is None and certificate.roots is not None:
-            return notch_points(self.question, [self.sets[i].numpy()])[0]
-        if certificate.witness is None and certificate.kind == "codes":
-            return code_points(self.question, [self.sets[i].numpy()])[0]
+        bounds_alone = certificate.witness is None or not self.radius_lo[i] > 0  # it bounds the radius and no more
+        if certificate.kind in ("roots", "codes") and bounds_alone:
+            return closed_form_input(self.question, certificate.kind, self.sets[i].numpy())
         return None if certificate.witness is None else certificate.witness[: self.question.inputs]
 
     def explain(self, i: int, names: Sequence[str] | None = None) -> str:

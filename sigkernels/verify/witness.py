@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from .certificate import Certificate
+from .code_words import code_points
 from .question import ActiveSets, Question
 
 
@@ -93,12 +94,12 @@ def notch_polynomial(active: ndarray, n: int, k: int) -> ndarray:
     return x
 
 
-def notch_points(question: Question, sets: ActiveSets) -> ndarray:
+def notch_points(question: Question, sets: ActiveSets, centred: bool = True) -> ndarray:
     """Inputs [m, d] with the coefficients of these polynomials, as far out as the ball allows: rounded, and not yet proved.
 
-    The first column is constant: it takes up what is common to the biases.
+    ``centred``: the first column, which is constant, takes up what is common to the biases.
     """
-    common = 0.0 if question.bias is None else float(np.median(question.bias))
+    common = float(np.median(question.bias)) if centred and question.bias is not None else 0.0
     shift = -min(max(math.sqrt(question.n) * common, -question.box), question.box)
     x = np.zeros((len(sets), question.d))
     for row, active in zip(x, sets, strict=True):
@@ -106,3 +107,21 @@ def notch_points(question: Question, sets: ActiveSets) -> ndarray:
     x = question.ball.scaled(x) * (1.0 - abs(shift) / question.box)
     x[:, 0] += shift
     return question.ball.pulled_in(x)
+
+
+def closed_form_input(question: Question, kind: str, active: ndarray) -> ndarray:
+    """The input [d] that a proof by ``"roots"`` or ``"codes"`` is about, rounded.
+
+    It lies in the ball where it outgrows the biases there, and beyond the ball else.
+    """
+    points = code_points if kind == "codes" else notch_points
+    x = points(question, [active])
+    if question.bias is None:
+        return x[0]
+    sign = np.full(question.n, -1.0)
+    sign[active] = 1.0
+    if np.min(sign * question.logits(x)[0]) > 0.0:
+        return x[0]
+    x = points(question, [active], centred=False)
+    least = float(np.min(sign * (question.logits(x)[0] - question.bias)))
+    return x[0] * (2.0 * float(np.max(np.abs(question.bias))) / least if least > 0.0 else 1.0)
