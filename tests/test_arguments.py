@@ -194,6 +194,10 @@ def broken():
             TypeError,
             r"head_or_matrix must be a head, .*got Sequential; give its output layer, such as model\[-1\]",
         ),
+        (lambda: sk.verify(torch.nn.Embedding(4, 3), [[1]]), TypeError, "got Embedding; give its weight$"),
+        (lambda: sk.verify({"weight": X}, [[1]]), TypeError, "got dict; give one of its entries$"),
+        (lambda: sk.verify(scipy.sparse.eye(4).tocsr(), [[1]]), TypeError, r"got csr_matrix; call \.toarray\(\)$"),
+        (lambda: sk.verify(np.ma.masked_less(np.eye(4), 1), [[1]]), TypeError, "is a masked array, .*fill it first"),
         (
             lambda: sk.verify(X, [[1]], threshold=torch.full((4,), 0.5j)),
             TypeError,

@@ -184,6 +184,12 @@ def test_lines_are_counted_from_the_end_too():
         report.witness(0.5)
 
 
+@pytest.mark.parametrize("kind", ("roots", "codes"))
+def test_a_closed_form_without_its_columns_has_no_witness(report, kind):
+    report.certificates[report.proof_of[0]] = Certificate(kind, roots=np.array([1, 2]))
+    assert report.witness(0) is None and not report.check().ok[0]
+
+
 def test_a_witness_made_from_roots_is_that_of_its_own_set():
     report = verify(sk.DFTHead(21, 400, 10), [[3, 200], [10, 90, 91], [7, 8, 350]])
     report.certificates = [roots_certificate(report.sets[i], 400) for i in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,10 @@ def as_numpy(name: str, value: Any) -> ndarray:
             raise ValueError(f"{name} must have rows of one length, and its lists have different ones") from None
     if not isinstance(value, np.ndarray):
         forms = "a head, a torch tensor or a numpy array" if name == CLASSIFIER else "a torch tensor or a numpy array"
-        hint = "; give its output layer, such as model[-1]" if isinstance(value, torch.nn.Module) else ""
-        raise TypeError(f"{name} must be {forms}, got {type(value).__name__}{hint}")
+        raise TypeError(f"{name} must be {forms}, got {type(value).__name__}{_remedy(value)}")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(f"{name} is a masked array, and what it masks would count: fill it first")
+    value = np.asarray(value)
     if value.dtype.kind not in "fiu" or value.dtype.itemsize > 8:
         raise TypeError(f"{name} must hold real numbers of at most 64 bits, got dtype {value.dtype}")
     if value.dtype.kind in "iu":
@@ -66,6 +69,17 @@ def as_numpy(name: str, value: Any) -> ndarray:
         where = tuple(int(v) for v in np.argwhere(~np.isfinite(value))[0])
         raise ValueError(f"{name} holds {value[where]} at {list(where)}; every entry must be finite")
     return value
+
+
+def _remedy(value: Any) -> str:
+    """How to get the matrix of something that is none."""
+    if isinstance(value, torch.nn.Module):
+        matrix = getattr(getattr(value, "weight", None), "ndim", 0) == 2
+        return "; give its weight" if matrix else "; give its output layer, such as model[-1]"
+    if isinstance(value, Mapping):
+        return "; give one of its entries"
+    method = next((m for m in ("toarray", "to_numpy") if hasattr(value, m)), "")
+    return f"; call .{method}()" if method else ""
 
 
 def as_question(

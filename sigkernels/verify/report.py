@@ -193,7 +193,8 @@ class Report:
         if self.verdicts[i] not in (Verdict.ARGMAXABLE, Verdict.THIN):
             return None
         bounds_alone = certificate.witness is None or not self.radius_lo[i] > 0  # it bounds the radius and no more
-        if certificate.kind in ("roots", "codes") and bounds_alone:
+        columns = self.question.codes if certificate.kind == "codes" else self.question.dft_columns
+        if certificate.kind in ("roots", "codes") and columns and bounds_alone:
             return closed_form_input(self.question, certificate.kind, self.sets[i].numpy())
         return None if certificate.witness is None else certificate.witness[: self.question.inputs]
 
