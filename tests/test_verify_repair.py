@@ -135,6 +135,39 @@ def test_proposals_come_with_inputs_that_predict_the_sets(build, options, monkey
         assert [stage.name for stage in found.report.stages] == ["constant"]
 
 
+@pytest.mark.parametrize("labels", (2, 3, 33))
+@pytest.mark.parametrize("options", ({"rule": "argmax"}, {"rule": "topk"}, {"threshold": "free"}, {"ball": "l2"}))
+def test_equal_classes_are_told_apart_by_binary_digits(labels, options, monkeypatch):
+    W = np.repeat(np.random.default_rng(0).standard_normal((1, 3)), labels, axis=0)  # all the same
+    sets = [[i] for i in range(labels)]
+    proposed = []
+
+    def rough(question, sets):  # as float32 rounds cosines of very many labels
+        for found in columns.proposals(question, sets):
+            proposed.append(found.method)
+            yield found._replace(values=np.round(found.values, 0) if "trigonometric" in found.method else found.values)
+
+    monkeypatch.setattr(repair_module, "proposals", rough)
+    report = verify(W, sets, **{"rule": "argmax"} | options if "threshold" not in options else options)
+    assert report.counts()["UNARGMAXABLE"] == labels
+    found = report.repair()
+    assert found.columns.shape[1] <= max(2, (labels - 1).bit_length()) and found.report.check()
+    assert all(v == "ARGMAXABLE" for v in found.report.verdicts)
+    assert ("binary digits" in proposed) == (labels != 3)
+    W = np.concatenate([W, found.columns], axis=1)
+    assert [int(np.argmax(W @ found.report.witness(i))) for i in range(labels)] == list(range(labels))
+
+
+def test_binary_digits_beside_the_constant_column_of_a_head(monkeypatch):
+    torch.manual_seed(0)
+    head = sk.DFTHead(2, 12, 0, slack=1)  # only the first and the last along the one learned column can win
+    monkeypatch.setattr(repair_module, "proposals", lambda *args: iter([columns._binary_digits(*args)]))
+    monkeypatch.setattr(repair_module, "SOLVED", -1)
+    found = verify(head, [[i] for i in range(12)], rule="argmax").repair()
+    assert len(found.impossible) == 10
+    assert found.columns.shape == (12, 4) and all(v == "ARGMAXABLE" for v in found.report.verdicts)
+
+
 def test_columns_that_leave_much_to_solve_are_given_up(monkeypatch):
     rng = np.random.default_rng(11)
     W = rng.standard_normal((60, 3))

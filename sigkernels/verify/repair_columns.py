@@ -9,6 +9,8 @@ A set with signs y is possible for ``[W | V]`` when some input x and features t 
 * **Learned**: the features and V are found together, by least squares on the violated signs. With 1 for the first
   feature of every set, labels that are in none of the sets (or in all) only need an entry that is small (or large)
   enough, so that the search is about the other ones. With one column it is convex.
+* **Binary digits**, ±1, of the label's number, for sets of one label and a free threshold: different rows of one length,
+  each of which has a higher product with itself than any other. Coarse enough for float32 at any number of labels.
 * **Trigonometric**: ``2r`` columns and a constant one, where no set has more than r runs of labels around the circle.
 """
 
@@ -51,6 +53,8 @@ def proposals(question: Question, sets: ActiveSets) -> Iterator[Columns]:
     known = {_one_for_each: len(sets)}
     if question.domain == "all" and constant < 2 * waves + 1 <= question.labels:  # features of either sign
         known[_trigonometric] = 2 * waves + 1 - constant
+    if question.domain == "all" and question.rule.is_free and question.labels > 1 and all(len(s) == 1 for s in sets):
+        known[_binary_digits] = (question.labels - 1).bit_length()
     fewest = min(known.values())
     if question.is_dense and fewest > 1:
         if question.rule.name == "argmax" and question.k < 0:
@@ -85,6 +89,18 @@ def _trigonometric(question: Question, sets: ActiveSets) -> Columns:
         else:
             old[:, -1] = polynomials[:, 0] / (math.sqrt(labels) * question.threshold_unit)
     return Columns("trigonometric columns", columns, _inputs(question, old, new))
+
+
+def _binary_digits(question: Question, sets: ActiveSets) -> Columns:
+    count = (question.labels - 1).bit_length()
+    digits = (np.arange(question.labels)[:, None] >> np.arange(count) & 1) * 2.0 - 1.0
+    unit = float(np.median(_row_norms(question)))
+    old = np.zeros((len(sets), question.d))
+    if question.k >= 0:  # the constant column tells products of count from those of count - 2 and less
+        old[:, 0] = -(count - 1) * unit * math.sqrt(question.labels)
+    else:
+        old[:, -1] = -(count - 1) * unit / question.threshold_unit
+    return Columns("binary digits", digits * unit, _inputs(question, old, digits[np.concatenate(sets)]))
 
 
 def _inputs(question: Question, old: ndarray, new: ndarray) -> ndarray:
