@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -44,6 +46,15 @@ def test_stored_zeros_are_no_labels(files, capsys):
 def test_lines_that_are_comments_are_no_sets(files):
     (files / "notes.txt").write_text("# three sets\n1,2 # the first\n  # and more\n\n3 7:0.5\n")
     assert load_label_sets(str(files / "notes.txt"), 12).to_lists() == [[1, 2], [], [3]]
+
+
+def test_label_sets_from_a_pipe(files, capsys):
+    os.mkfifo(files / "pipe")
+    writer = threading.Thread(target=(files / "pipe").write_text, args=((files / "yes.txt").read_text(),))
+    writer.start()
+    assert call(files / "w.npy", files / "pipe") == 0
+    writer.join()
+    assert call(files / "w.npy", "/dev/zero") == 2 and "/dev/zero: is no regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ("1_0", "1.0", "1;2", "[1]", "²", "٣"))

@@ -25,7 +25,7 @@ class BadFile(ValueError):
 
 
 def existing_file(path: str) -> Path:
-    """The path, if it is a file."""
+    """The path, if it is a file, or a pipe: ``<(…)`` of a shell."""
     if not path:
         raise BadFile("a file must be named, got an empty name")
     file = Path(path)
@@ -33,8 +33,8 @@ def existing_file(path: str) -> Path:
         inside = sorted(p.name for p in file.iterdir() if p.suffix in (".safetensors", ".npz", *TORCH_SUFFIXES))
         hint = f", for example {file / inside[0]}" if inside else ""
         raise BadFile(f"{path}: is a directory; name the file in it{hint}")
-    if not file.is_file():
-        raise BadFile(f"{path}: no such file")
+    if not file.is_file() and not file.is_fifo():
+        raise BadFile(f"{path}: is no regular file" if file.exists() else f"{path}: no such file")
     return file
 
 
