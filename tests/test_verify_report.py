@@ -440,3 +440,9 @@ def test_a_radius_without_a_bound_is_closed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "radius closed to 1e-06 of its size for 1 of 1 sets\n" in report.summary()
+
+
+def test_a_witness_is_the_callers_own():
+    report = verify(np.eye(3), [[0]])
+    report.witness(0)[:] = 0.0
+    assert report.check() and np.flatnonzero(report.witness(0) > 0).tolist() == [0]

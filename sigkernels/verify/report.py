@@ -196,7 +196,7 @@ class Report:
         columns = self.question.codes if certificate.kind == "codes" else self.question.dft_columns
         if certificate.kind in ("roots", "codes") and columns and bounds_alone:
             return closed_form_input(self.question, certificate.kind, self.sets[i].numpy())
-        return None if certificate.witness is None else certificate.witness[: self.question.inputs]
+        return None if certificate.witness is None else certificate.witness[: self.question.inputs].copy()
 
     def explain(self, i: int, names: Sequence[str] | None = None) -> str:
         """What proves line i, in words; ``names [n]`` (or those of the report) replace the numbers of the labels."""
