@@ -145,6 +145,8 @@ def test_json_out_and_check(files, capsys):
         ("w.npy", "yes.txt", ("--threshold", ""), "a file must be named, got an empty name"),
         ("w.npy", "yes.txt", ("--out", ""), "--out: a file must be named, got an empty name"),
         ("w.npy", "latin.txt", (), "latin.txt: is not text in UTF-8 (invalid continuation byte at byte 5)"),
+        ("w.npy", "scores.txt", (), "scores.txt: holds features alone (7:0.5), and no label in any line"),
+        ("w.npy", "many-labels.npz", (), "holds sets over [12, 12] labels, and the classifier has 12"),
         ("none.npy", "yes.txt", (), "none.npy: its array has shape (0, 3); an output layer is a matrix"),
         ("text.pt", "yes.txt", (), "text.pt: cannot be read: damaged, or not a file of torch.save"),
         ("w.npy", "yes.txt", ("--rule", "topk", "--threshold", "0.5"), "leave threshold out"),
@@ -169,6 +171,8 @@ def test_bad_input_is_exit_code_2_and_one_line(files, capsys, weights, labels, o
     (files / "text.pt").write_text("hello")
     (files / "latin.txt").write_bytes("# café\n1 2\n".encode("latin-1"))
     np.save(files / "none.npy", np.ones((0, 3)))
+    (files / "scores.txt").write_text("3:0.9 7:0.8\n\n5:0.4\n")
+    np.savez(files / "many-labels.npz", indices=[1], offsets=[0, 1], num_labels=[12, 12])
     np.save(files / "nan.npy", np.full((12, 3), np.nan))
     (files / "empty.pt").touch()
     with open(files / "archive.npy", "wb") as file:

@@ -40,9 +40,10 @@ def _stored_sets(file: Path, num_labels: int) -> LabelSets:
     for names in (("indices", "offsets"), ("label_indices", "label_offsets")):
         if all(name in arrays for name in names):
             indices, offsets = (_whole_numbers(file, name, arrays[name]) for name in names)
-            stored = int(arrays.get("num_labels", num_labels))
-            if stored != num_labels:
-                raise BadFile(f"{file}: holds sets over {stored} labels, and the classifier has {num_labels}")
+            stored = _whole_numbers(file, "num_labels", arrays.get("num_labels", num_labels))
+            if stored.numel() != 1 or int(stored) != num_labels:
+                over = stored.tolist()
+                raise BadFile(f"{file}: holds sets over {over} labels, and the classifier has {num_labels}")
             return LabelSets(indices, offsets, num_labels)
     dense = [a for a in arrays.values() if a.ndim == 2]
     if len(dense) != 1:
@@ -85,7 +86,8 @@ def _whole_numbers(file: Path, name: str, values: Any) -> torch.Tensor:
 
 
 def _text_sets(file: Path) -> list[list[int]]:
-    sets = []
+    sets: list[list[int]] = []
+    features = False
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -95,11 +97,17 @@ def _text_sets(file: Path) -> list[list[int]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.lstrip().startswith("#"):
             continue
-        labels = [word for word in line.split("#")[0].replace(",", " ").split() if ":" not in word]
+        words = line.split("#")[0].replace(",", " ").split()
+        labels = [word for word in words if ":" not in word]
+        features = features or len(labels) < len(words)
         if not all(NUMBER.fullmatch(word) for word in labels):
             raise BadFile(
                 f"{file}, line {number}: {line.strip()[:60]!r} is not a list of label numbers; a line is one set, its "
                 "labels separated by commas or spaces"
             )
         sets.append([int(word) for word in labels])
+    if features and not any(sets):
+        raise BadFile(
+            f"{file}: holds features alone (7:0.5), and no label in any line; a line is the labels of one set"
+        )
     return sets
