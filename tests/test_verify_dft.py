@@ -138,6 +138,26 @@ def test_another_threshold_leaves_thin_sets_their_radius_and_their_witness():
     assert np.flatnonzero(logits > after.logit_threshold(1)).tolist() == [5]
 
 
+@pytest.mark.parametrize("ball", ("box", "l2"))
+def test_one_bias_for_all_labels_changes_no_verdict_and_hardly_a_radius(ball):
+    n, k, rng = 3000, 4, np.random.default_rng(0)
+    layer = head(n, k, 64)
+    sets = [rng.choice(n, size, replace=False).tolist() for size in (2, 5, 6, 6, 7, 7, 9, 40)]
+    plain = verify(layer, sets, ball=ball, box=1e4)
+    assert plain.counts()["ARGMAXABLE"] >= 5 and plain.counts()["UNARGMAXABLE"] >= 1
+    for report in (
+        verify(layer, sets, np.full(n, -8.0), ball=ball, box=1e4),
+        verify(layer, sets, threshold=0.9, ball=ball, box=1e4),
+    ):
+        assert report.verdicts.tolist() == plain.verdicts.tolist() and report.check()
+        possible = report.verdicts == "ARGMAXABLE"
+        assert np.all(report.radius_lo[possible] > 0.9 * plain.radius_lo[possible])
+    far = verify(layer, sets, np.full(n, 1e6), ball=ball, box=1e4)  # every input of the ball predicts all labels
+    yes, no = ("ARGMAXABLE", "THIN"), ("UNARGMAXABLE",)
+    assert [v in yes for v in far.verdicts] == [v in yes for v in plain.verdicts]
+    assert [v in no for v in far.verdicts] == [v in no for v in plain.verdicts] and far.check()
+
+
 def test_slack_makes_more_sets_argmaxable_and_keeps_the_guarantee():
     n, k = 40, 2
     rng = np.random.default_rng(0)

@@ -236,10 +236,11 @@ def _gordan(question: Question, active: ndarray, support: ndarray, multipliers: 
     """Prove that some λ ≥ 0, λ ≠ 0 has ``Σ λ_i y_i w_i = 0`` and ``Σ λ_i y_i c_i ≤ 0`` (Gordan); "" when it is proved.
 
     Let ``b_i = λ_i y_i (w_i, c_i)``, with one more row (0, μ) when there is a bias (``μ ≥ 0`` takes up the slack of the
-    inequality). Changing λ_i to λ_i(1+δ_i) with ``|δ_i| < 1`` keeps it positive, and ``Bᵀδ = -Bᵀ1`` has a solution with
+    inequality). One bias for all labels of a DFT counts for nothing: its constant column takes it away. Changing λ_i to λ_i(1+δ_i) with ``|δ_i| < 1`` keeps it positive, and ``Bᵀδ = -Bᵀ1`` has a solution with
     ``‖δ‖ ≤ ‖Bᵀ1‖/σ_min(B)``. So ``‖Bᵀ1‖ < σ_min(B)`` proves it, with both sides bounded rigorously.
     """
     rows, bias = _signed_rows(question, active, support)
+    bias = None if question.deciding_bias is None else bias
     if multipliers.dtype == object:
         return _exact_gordan(question, rows, bias, multipliers)
     # Rows get norm near 1 and multipliers follow: powers of two, so nothing is rounded unless it underflows.

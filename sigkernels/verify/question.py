@@ -245,8 +245,13 @@ class Question:
     @cached_property
     def is_pure_dft(self) -> bool:
         """Whether logits are trigonometric polynomials of degree k: no slack (or zeros), no bias (or a constant)."""
-        constant = self.bias is None or bool(np.all(self.bias == self.bias[0]))
-        return self.k >= 0 and constant and not self.codes and not self.weight.any()
+        return self.k >= 0 and self.deciding_bias is None and not self.codes and not self.weight.any()
+
+    @cached_property
+    def deciding_bias(self) -> ndarray | None:
+        """The bias [n], where it decides what is possible: beside the constant column of a DFT one for all labels does not."""
+        uniform = self.k >= 0 and self.bias is not None and bool(np.all(self.bias == self.bias[0]))
+        return None if uniform else self.bias
 
     @cached_property
     def centred(self) -> tuple[float, float, float]:
@@ -260,6 +265,18 @@ class Question:
         root = math.sqrt(self.n)
         centre, apart = middle((float(self.bias.min()), float(self.bias.max())), self.box / root)
         return centre, apart * SLOP, self.box * (1.0 - 1e-12) - root * abs(centre) * (1.0 + 1e-12)
+
+    def as_inputs(self, points: ndarray) -> ndarray:
+        """Points [p, d] of the cone of a question without a deciding bias, as far out as the ball allows.
+
+        The constant column takes the bias away; where that leaves no room in the ball they lie beyond.
+        """
+        if self.bias is None:
+            return self.ball.scaled(points)
+        shift, size = math.sqrt(self.n) * float(self.bias[0]), self.centred[2]
+        out = self.ball.scaled(points) * ((size if size > 0.0 else max(self.box, abs(shift))) / self.box)
+        out[:, 0] -= shift
+        return self.ball.pulled_in(out) if size > 0.0 else out
 
     @cached_property
     def trivial_radius(self) -> float:

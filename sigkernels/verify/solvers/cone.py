@@ -1,7 +1,8 @@
 """The cone of a classifier: its rows with unit norm, on the device of the screens.
 
 With a bias the question is made homogeneous: rows ``(w_i, c_i)``, one more label n with the row ``(0, 1)`` that is
-active in every set. ``(x, t)`` with ``t > 0`` then stands for the input ``x/t``.
+active in every set. ``(x, t)`` with ``t > 0`` then stands for the input ``x/t``. One bias for all labels of a DFT is left
+out: its constant column takes it away.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ class Cone:
         self.question, self.xp, self.single = question, xp, single
         self.dtype = xp.float32 if single else xp.float64
         rows = question.matrix
-        if question.bias is not None:
+        bias = question.deciding_bias
+        if bias is not None:
             # The bias column gets the scale of the rows, so that t is not a direction of its own kind.
             typical = float(np.median(question.norms[1][question.norms[1] > 0], keepdims=False)) if rows.any() else 1.0
-            largest = float(np.max(np.abs(question.bias), initial=0.0))
+            largest = float(np.max(np.abs(bias), initial=0.0))
             self.bias_scale = typical / largest if largest > 0 else 1.0
             last = np.zeros((1, question.d + 1))
             last[0, -1] = 1.0
-            rows = np.concatenate([np.column_stack([rows, question.bias * self.bias_scale]), last])
+            rows = np.concatenate([np.column_stack([rows, bias * self.bias_scale]), last])
         largest_entry = largest_entries(rows)
         scaled = rows / largest_entry[:, None]
         length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
@@ -68,7 +70,7 @@ class Cone:
     def actives(self, sets: ActiveSets, which: np.ndarray) -> list[np.ndarray]:
         """The active rows of each of these sets."""
         lists = [sets[int(i)] for i in which]
-        if self.question.bias is None:
+        if self.question.deciding_bias is None:
             return lists
         return [np.append(a, self.size - 1) for a in lists]
 
@@ -82,8 +84,8 @@ class Cone:
     def inputs(self, x: Array) -> np.ndarray:
         """Points of the cone [p, D] as inputs of the classifier [p, d]: scaled to the ball, or divided by t."""
         points = to_numpy(x).astype(np.float64)
-        if self.question.bias is None:
-            return self.question.ball.scaled(points)
+        if self.question.deciding_bias is None:
+            return self.question.as_inputs(points)
         t = points[:, -1:] * self.bias_scale
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             out = points[:, :-1] / t
