@@ -90,6 +90,9 @@ def test_float32_weights_are_the_exact_numbers_they_store():
 
 def test_a_projection_that_cannot_reach_every_input_is_noted():
     assert any("from 4 to 16 features" in note for note in verify(sk.LinearHead(4, N, bottleneck=16), SETS[:1]).notes)
+    narrow = sk.LinearHead(4, N, bottleneck=16)
+    narrow.proj = torch.nn.Sequential(narrow.proj)  # a module without widths, such as an adapter
+    assert any("from 4 to 16 features" in note for note in verify(narrow, SETS[:1]).notes)
     for head in (sk.LinearHead(16, N, bottleneck=16), sk.LinearHead(4, N)):
         assert not any("projection" in note for note in verify(head, SETS[:1]).notes)
 

@@ -112,13 +112,12 @@ def as_question(
         weight = as_numpy("weight", _label_weights(classifier, "weight"))
     else:
         weight = as_numpy(CLASSIFIER, classifier)
-    projection = getattr(classifier, "proj", None) if isinstance(classifier, Head) else None
-    if projection is not None and projection.in_features < projection.out_features:
-        notes.append(
-            f"the verdicts are about the output layer: its projection from {projection.in_features} to "
-            f"{projection.out_features} features cannot reach every x"
-        )
     question = checked_question(weight, bias, k, tol, box, rule, codes, domain, ball)
+    if isinstance(classifier, Head) and classifier.proj is not None and classifier.in_features < question.inputs:
+        notes.append(
+            f"the verdicts are about the output layer: its projection from {classifier.in_features} to {question.inputs} "
+            "features cannot reach every x"
+        )
     if weight.dtype == np.float32 and k < 0:
         notes.append("the float32 weights are taken as the exact numbers they store")
     if rule.is_free and k >= 0:
