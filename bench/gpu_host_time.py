@@ -43,8 +43,8 @@ class NoModule:
 
     TILE, WIDEST = 32, 128
 
-    def rows_of_block(self, *arguments: Any) -> int:
-        return 256
+    def sizes_of_block(self, *arguments: Any) -> tuple[int, int]:
+        return 256, 192
 
     def processors(self, device: int) -> int:
         return 132

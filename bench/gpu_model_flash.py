@@ -48,7 +48,7 @@ _CUDA: dict[str, Any] = {
         {"at": r"for \(int pass = 0", "trips": "passes//4"},
     ],
     "branches": [
-        {"at": r"if \(p\.basis\)", "take": "not dft"},
+        {"at": r"if \(p\.(basis|coef)\)", "take": "not dft"},
         {"at": r"if \(any\) turn", "take": "chunk % 2 == 0"},
         {"at": r"if \(losses\.factors > ", "take": "chunk != 0"},
         {"at": _ALWAYS, "take": True},
@@ -85,10 +85,19 @@ class CUDAShape(NamedTuple):
         """Labels that a warp has in registers."""
         return 16 if self.row_tiles * self.steps * self.depth > 128 else 32
 
-    def source(self, x_moves: bool, piece: int, wide: bool, add: bool) -> str:
-        """A unit that has this kernel alone, for one group of rows. Constants say how rows and weights are copied and where
-        gradients go: of the branches there the walk cannot tell which is which."""
+    @property
+    def features(self) -> int:
+        """The most DFT features whose coefficients this block makes."""
+        steps = 12 if self.size == 2 else 22
+        x, weight = self.rows * (self.steps * 32 + 16), self.tile * ((self.steps + 16 // self.depth) * 32 + 16)
+        there = max(x + 2 * weight + self.rows * (self.tile * self.size + 16), 98 * 1024)
+        return steps * self.depth if x + weight + self.rows * (steps * 32 + 16) + steps * 512 <= there else 0
+
+    def source(self, x_moves: bool, piece: int, wide: bool, add: bool, inside: bool) -> str:
+        """A unit that has this kernel alone, for one group of rows. Constants say how rows and weights are copied, where
+        gradients go, and whether coefficients are made here: of the branches there the walk cannot tell which is which."""
         numbers = ", ".join(map(str, self[1:]))
+        coefficients = "p.coef = nullptr; __builtin_assume(p.waves != nullptr)" if inside else "p.waves = nullptr"
         return f"""#include "cuda/fused_loss.cuh"
 using S = sk::Shape<{self.scalar}, {numbers}>;
 __global__ void __launch_bounds__(sk::THREADS, 1) fused_loss_kernel(const sk::FusedLossArgs<S::Scalar> given) {{
@@ -96,6 +105,7 @@ __global__ void __launch_bounds__(sk::THREADS, 1) fused_loss_kernel(const sk::Fu
     auto p = given;
     p.x_moves = {int(x_moves)}, p.weight_piece = {piece}, p.pairs = {int(piece > self.size)};
     p.wide = {int(wide)}, p.accumulate = {int(add)}, p.batch = min(p.batch, S::ROWS);
+    {coefficients};
     sk::FusedLoss<S>(p, memory, 0).run();
 }}
 """
@@ -137,6 +147,7 @@ def _piece(*offsets: int) -> int:
 # meet. Of unrolled loops both the body and its rest are walked, so that this is rather too long.
 _WHOLE: dict[str, Any] = {name: value for name, value in _CUDA.items() if name != "tile"} | {
     "loops": [
+        {"at": r"at < ROWS \* ACROSS", "via": r"copy_raw<S::F_STRIDE", "trips": "copies_of_features"},
         {"at": r"at < ROWS \* ACROSS", "trips": "copies_of_x"},
         {"at": r"row < S::ROWS; row", "trips": "aligned_rows"},
         {"at": r"at < S::W_BYTES", "trips": "tile_bytes // 4096"},
@@ -154,25 +165,29 @@ _WHOLE: dict[str, Any] = {name: value for name, value in _CUDA.items() if name !
 
 @functools.cache
 def _cuda_seconds(
-    machine: str, shape: CUDAShape, rows: int, slack: int, features: int, wide: bool, add: bool
+    machine: str, shape: CUDAShape, rows: int, slack: int, features: int, wide: bool, add: bool, inside: bool
 ) -> tuple[float, float]:
     """Of a group of rows on one multiprocessor: a tile of labels, and all that comes before and after the tiles. ``wide``:
-    sums for a gradient in float32 are written, ``add``: and read before. Rows of x begin with the DFT's ``features``."""
+    sums for a gradient in float32 are written, ``add``: and read before. Rows of x begin with the DFT's ``features``, whose
+    coefficients are made ``inside``."""
     m, width = MACHINES[machine], slack * shape.size
     piece = _piece(width)
     moves = _piece((features + slack) * shape.size, features * shape.size) < 16
-    cubin = _cuda_cubin(shape, int(moves), piece, int(wide or shape.size == 4), int(add))
+    cubin = _cuda_cubin(shape, int(moves), piece, int(wide or shape.size == 4), int(add), int(inside))
     (registers,) = sass.registers(cubin).values()
     known = dict(
         chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=features > 0, sharing=8 // shape.row_warps,
         steps=-(-rows // (2 * shape.depth)) * 2, passes=shape.tile * shape.steps * 32 // (256 * piece),
         copies_of_x=-(-shape.rows * (2 * shape.steps + 1) // 256), tile_bytes=shape.tile * (shape.steps * 32 + 16 * shape.size + 16),
-        aligned_rows=shape.rows // (8 * (4 if shape.row_tiles * shape.steps <= 8 else 2)),
+        copies_of_features=-(-shape.rows * (2 * shape.features // shape.depth + 1) // 256), aligned_rows=shape.rows // (8 * (4 if shape.row_tiles * shape.steps <= 8 else 2)),
     )  # fmt: skip
     launch = dict(warps=8, tiles=m.sms, registers=registers, blocks=1)
     code = sass.load(cubin, "fused_loss_kernel")
+    # Copies of what is not there are switched off, but walked.
+    there = features / shape.features if inside else 0.0
+    memory = [{"op": "LDGSTS", "via": r"begin_coef", "l2_bytes": int(512 * there)}]
     tile = report.predict(code, _CUDA, m, **launch, **known).result.cycles
-    whole = report.predict(code, _WHOLE, m, reps=1, **launch, **known).result.cycles
+    whole = report.predict(code, _WHOLE | {"memory": memory}, m, reps=1, **launch, **known).result.cycles
     return tile / (m.ghz * 1e9), (whole - tile) / (m.ghz * 1e9)
 
 
@@ -180,7 +195,11 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
     """Seconds and launches of a step by the kernel in CUDA C++; infinite where it refuses."""
     m, shape = MACHINES[machine], cuda_shape(machine, dtype, s, batch)
     turns = makes_features("tf32" if dtype == "tf32" else "bfloat16", batch)
-    sizes = FlashSizes(32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows, marks=False, turns=turns)
+    sizes = FlashSizes(
+        32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows, marks=False, turns=turns, features=shape.features
+    )
+    columns = 2 * k + 1 if k >= 0 else 0
+    inside = 0 < columns <= shape.features and batch <= shape.rows
     labels = flash_pass.block_labels(n, sizes)
 
     def kernel(rows: int) -> float:
@@ -188,30 +207,58 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
         seconds = 0.0
         for first in range(0, rows, shape.rows):
             group = min(shape.rows, rows - first)
-            tile, outside = _cuda_seconds(machine, shape, group, s, 2 * k + 1 if k >= 0 else 0, several, first > 0)
+            tile, outside = _cuda_seconds(machine, shape, group, s, columns, several, first > 0, inside)
             seconds += max(labels / shape.tile, 1) * tile + outside
         return seconds
 
     def finish(rows: int) -> float:
-        features = 2 * k + 1 if k >= 0 and turns else 0
-        return _cuda_finish(machine, dtype, s, features, rows, -(-n // labels))
+        return _cuda_finish(machine, dtype, s, columns if turns else 0, rows, -(-n // labels))
 
     return _flash_step(machine, dtype, (n, k, s, batch), sizes, kernel, finish)
 
 
-_RESIDENT = {"bf16": 3, "tf32": 2}  # blocks of the last kernel on a multiprocessor, by their registers
 _CUDA_FINISH: dict[str, Any] = {
     "unused_ok": True,
     "loops": [
-        {"at": r"step0 < all_steps", "trips": "cdiv(words, most)"},
+        {"at": r"step0 < all_steps", "trips": "cdiv(words, most)", "name": "passes"},
         {"at": r"done < count; done", "trips": "cdiv(parts, 160)"},
     ],
     "branches": [
-        {"at": r"share >= steps\) break", "take": "nth * 2 >= cdiv(min(words, most), 8)"},
-        {"at": r"step0 < all_steps", "take": True},
+        {"at": r"; i < STEPS", "take": "nth * shares >= cdiv(min(words - passes * most, most), 8)"},
+        {"at": r"; step < STEPS", "take": "nth * shares >= cdiv(min(words - passes * most, most), 8)"},
+        {"at": r"PER == 2 && step0", "take": "passes * most / 8 + (nth + 1) * shares < cdiv(words, 8)"},
+        {"at": r"step0 < all_steps|p\.out_scale", "take": True},
         {"at": r".", "take": False},
     ],
 }
+
+
+class Waves(NamedTuple):
+    """A ``WavesGradient`` of ``csrc/cuda/waves.cuh``."""
+
+    scalar: str
+    shares: int
+    groups: int
+
+    @property
+    def words(self) -> int:
+        """Words of turns at a time."""
+        return {"__nv_bfloat16": 80, "float": 160 if self.shares > 1 else 120}[self.scalar]
+
+    def source(self, work: str) -> str:
+        """A unit whose last kernel does this part of the work alone; ``run``: all of it."""
+        return f"""#include "cuda/finish.cuh"
+using W = sk::WavesGradient<{self.scalar}, {self.shares}, {self.groups}>;
+__global__ void __launch_bounds__(sk::THREADS, 2) finish_kernel(const sk::FinishArgs<{self.scalar}> p) {{
+    SK_DYNAMIC_SHARED(memory);
+    sk::Finish<W>(p, memory).{work}(blockIdx.x);
+}}
+"""
+
+
+@functools.cache
+def _finish_cubin(waves: Waves, work: str) -> Any:
+    return _cubin_of("finish", waves.source(work), work, *waves)
 
 
 @functools.cache
@@ -219,44 +266,34 @@ def _cuda_finish(machine: str, dtype: str, s: int, features: int, rows: int, par
     """Seconds of the last kernel. Its blocks do different things side by side: it takes as long as the longest of them, and
     for what the others read."""
     m, size = MACHINES[machine], ELEMENT[dtype]
-    words, most = -(-parts * size // 4), 40 * size
-    of_rows, of_turns = 64 * parts * size, words * 128 + 2048  # bytes
+    waves = Waves("float" if dtype == "tf32" else "__nv_bfloat16", *((2, 1) if rows <= 128 else (1, 2)))
+    words, each = -(-parts * size // 4), 8 // waves.shares  # rows of a block
+    of_rows, of_turns = 16 * each * parts * size, waves.groups * (words * 128 + 2048)  # bytes
     # What is done, by how many blocks, and what each reads from the L2 cache.
     work = {"slabs": (-(-rows * s // 32), 128 * parts), "rows": (-(-rows // 8), 32 * parts)}
     if features:
-        work["features"] = (-(-rows // 4) * ((features + 32) // 32), of_rows + of_turns)
+        groups = -(-((features + 32) // 32) // waves.groups)
+        work["features"] = (-(-rows // each) * groups, of_rows + of_turns)
+    (registers,) = sass.registers(_finish_cubin(waves, "run")).values()
+    resident, _ = machines.occupancy(m, 8, registers, 0)
     taken = {}
     for name, (count, nbytes) in work.items():
         blocks = -(-count // m.sms)
-        together = min(blocks, _RESIDENT[dtype])
-        cubin = _finish_cubin(name, dtype)
+        together = min(blocks, resident)
         # Loads of what is not there are switched off, but walked.
-        there = min(words / most, 1.0)
         memory = [
             {"at": r"p\.out_scale", "l1": True},
-            {"at": r"pair = \*reinterpret", "l2_bytes": int(256 * there)}, {"op": "LDGSTS", "at": r"cp\.async", "l2_bytes": int(512 * there)},
+            {"op": "LDGSTS", "at": r"cp\.async", "l2_bytes": int(512 * min(words / waves.words, 1.0))},
             {"at": r"numbers\[i\] = done", "l2_bytes": int(128 * min(parts / 160, 1.0))},
-        ]  # fmt: skip
+        ]
         made = report.predict(
-            sass.load(cubin, "finish_kernel"), _CUDA_FINISH | {"memory": memory}, m, warps=8, tiles=count, blocks=together,
-            reps=1, words=words, most=most, parts=parts,
+            sass.load(_finish_cubin(waves, name), "finish_kernel"), _CUDA_FINISH | {"memory": memory}, m, warps=8,
+            tiles=count, blocks=together, reps=1, words=words, most=waves.words, parts=parts, shares=waves.shares,
         )  # fmt: skip
         taken[name] = made.result.cycles * blocks / together, blocks * nbytes / m.l2_rate
     longest = max(taken, key=lambda name: taken[name][0])
     cycles = taken[longest][0] + sum(read for name, (_, read) in taken.items() if name != longest)
     return float(cycles / (m.ghz * 1e9) + LAUNCH)
-
-
-@functools.cache
-def _finish_cubin(work: str, dtype: str) -> Any:
-    scalar = "float" if dtype == "tf32" else "__nv_bfloat16"
-    source = f"""#include "cuda/finish.cuh"
-__global__ void __launch_bounds__(sk::THREADS) finish_kernel(const sk::FinishArgs<{scalar}> p) {{
-    SK_DYNAMIC_SHARED(memory);
-    sk::Finish<{scalar}>(p, memory).{work}(blockIdx.x);
-}}
-"""
-    return _cubin_of("finish", source, work, scalar)
 
 
 # -- the flash kernels in Triton ------------------------------------------------------------------------------------------

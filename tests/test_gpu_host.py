@@ -62,7 +62,7 @@ def compiled(architectures="8.0;9.0;12.0+PTX", driver=13000, runtime=13000, capa
         TILE=32,
         WIDEST=128,
         processors=lambda device: 132,
-        rows_of_block=lambda kind, batch, slack, device: 256,
+        sizes_of_block=lambda kind, batch, slack, device: (256, 0),
     )
 
 

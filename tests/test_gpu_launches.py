@@ -33,13 +33,15 @@ def names(taken) -> list[str]:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("group", [64, 256])
 @pytest.mark.parametrize("turns", [False, True], ids=["product", "turns"])
-def test_a_flash_step(launches, case, dtype, bias, group, turns):
+@pytest.mark.parametrize("features", [0, 192], ids=["product", "inside"])
+def test_a_flash_step(launches, case, dtype, bias, group, turns, features):
     from sigkernels.backends.flash_kernels import FlashSizes
 
-    sizes = FlashSizes(64, 256, 108, group, marks=False, turns=turns)
+    sizes = FlashSizes(64, 256, 108, group, marks=False, turns=turns, features=features)
     taken = launches.flash_launches(launches.call(*case, dtype, bias), sizes)
     assert [name for name in names(taken) if name != "product"] == ["flash", "finish", "scale"]
-    assert names(taken).count("product") == ((1 if turns else 2) if case[1] >= 0 else 0)
+    inside = features and case[3] <= group
+    assert names(taken).count("product") == ((0 if inside else 1) + (not turns) if case[1] >= 0 else 0)
     # Nothing is as large as the logits, and nobody passes over a gradient.
     weight = case[0] * case[2] * dtype.itemsize
     assert all(launch.nbytes < weight for launch in taken if isinstance(launch, launches.Other))

@@ -24,10 +24,10 @@ sk::DType dtype_of(const std::string& name) {
 
 // The fields of a launch and of a loss, in the order in which they are handed over: names would take three times as long.
 #define FLASH_FIELDS(F)                                                                                              \
-    F(x) F(weight) F(bias) F(basis) F(coef) F(x_stride) F(batch) F(labels) F(slack) F(block_labels) F(blocks)          \
-    F(indices) F(offsets) F(dense) F(dense_type) F(dense_stride) F(label_start) F(label_weight) F(pos_weight)          \
-    F(row_factor) F(out_scale) F(scale) F(wide) F(accumulate) F(grad_weight) F(grad_bias) F(grad_coef) F(weight_sums)  \
-    F(bias_sums) F(slabs) F(row_sums) F(totals) F(turns) F(factors)
+    F(x) F(weight) F(bias) F(basis) F(coef) F(waves) F(features) F(wave_steps) F(x_stride) F(batch) F(labels) F(slack) \
+    F(block_labels) F(blocks) F(indices) F(offsets) F(dense) F(dense_type) F(dense_stride) F(label_start)              \
+    F(label_weight) F(pos_weight) F(row_factor) F(out_scale) F(scale) F(wide) F(accumulate) F(grad_weight)             \
+    F(grad_bias) F(grad_coef) F(weight_sums) F(bias_sums) F(slabs) F(row_sums) F(totals) F(turns) F(factors)
 #define LOSS_FIELDS(F)                                                                                     \
     F(kind) F(label_smoothing) F(gamma_pos) F(gamma_neg) F(alpha_pos) F(alpha_neg) F(clip) F(eps) F(detach_focus)
 #define NAME(name) #name,
@@ -112,8 +112,8 @@ PYBIND11_MODULE(_cuda, m, py::mod_gil_not_used()) {
         py::arg("device"), py::arg("stream"), py::arg("flash"), py::kw_only(), py::arg("grad_x"), py::arg("grad_features"),
         py::arg("features"), py::arg("stride"), py::arg("wide"), py::arg("rows"), py::arg("value"));
 
-    m.def("rows_of_block", [](const std::string& dtype, int64_t batch, int64_t slack, int device) {
-        return sk::rows_of_block(dtype_of(dtype), batch, slack, device);
+    m.def("sizes_of_block", [](const std::string& dtype, int64_t batch, int64_t slack, int device) {
+        return sk::sizes_of_block(dtype_of(dtype), batch, slack, device);
     });
     m.def("processors", &sk::processors);
     m.def("device_count", &sk::device_count);

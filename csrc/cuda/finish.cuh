@@ -24,15 +24,9 @@ struct FinishArgs {
     float* value;           // [1] or null: scale · Σ totals
     WavesArgs<T> waves;
 
-    __host__ __device__ __forceinline__ int wave_blocks() const {
-        return waves.gradient ? waves.groups() * ((batch + WAVE_ROWS - 1) / WAVE_ROWS) : 0;
-    }
     __host__ __device__ __forceinline__ int slab_size() const { return slabs ? batch * slack : 0; }
     __host__ __device__ __forceinline__ int slab_blocks() const { return (slab_size() + 31) / 32; }
     __host__ __device__ __forceinline__ int row_blocks() const { return (batch + 7) / 8; }
-    __host__ __device__ __forceinline__ int64_t blocks() const {
-        return int64_t(wave_blocks()) + slab_blocks() + row_blocks() + 1;
-    }
 };
 
 // put(number, sum) for the COUNT numbers from `first` on of which `size` are there. THREADS / COUNT threads have one number
@@ -63,9 +57,10 @@ __device__ __forceinline__ void add_parts(unsigned char* memory, const V* from, 
     put(at, sum);
 }
 
-// What a block does, by the part of the work that it has.
-template <class T>
+// What a block does, by the part of the work that it has. W: a WavesGradient
+template <class W>
 struct Finish {
+    using T = typename W::T;
     const FinishArgs<T>& p;
     unsigned char* const memory;
     const float scale;
@@ -73,9 +68,20 @@ struct Finish {
     __device__ __forceinline__ Finish(const FinishArgs<T>& args, unsigned char* shared)
         : p(args), memory(shared), scale(static_cast<float>(p.out_scale ? p.scale * *p.out_scale : p.scale)) {}
 
+    static int64_t blocks(const FinishArgs<T>& p) {
+        return int64_t(W::blocks(p.waves, p.batch)) + p.slab_blocks() + p.row_blocks() + 1;
+    }
+    __device__ __forceinline__ void run(int block) const {
+        if (block < W::blocks(p.waves, p.batch)) return features(block);
+        block -= W::blocks(p.waves, p.batch);
+        if (block < p.slab_blocks()) return slabs(block);
+        block -= p.slab_blocks();
+        if (block < p.row_blocks()) return rows(block);
+        if (p.value) total();
+    }
+
     __device__ __forceinline__ void features(int block) const {
-        const int groups = p.waves.groups(), rows = block / groups * WAVE_ROWS;
-        WavesGradient<T>::run(p.waves, memory, p.parts, rows, p.batch - rows, block % groups, [&](int row, int feature, float sum) {
+        W::run(p.waves, memory, p.parts, p.batch, block, [&](int row, int feature, float sum) {
             put<T>(p.waves.gradient, p.wide, row * p.stride + feature, scale * sum);
         });
     }
@@ -93,17 +99,10 @@ struct Finish {
     }
 };
 
-template <class T>
-__global__ void __launch_bounds__(THREADS) finish_kernel(const FinishArgs<T> p) {
+template <class W>
+__global__ void __launch_bounds__(THREADS, 2) finish_kernel(const FinishArgs<typename W::T> p) {
     SK_DYNAMIC_SHARED(memory);
-    const Finish<T> all(p, memory);
-    int block = int(blockIdx.x);
-    if (block < p.wave_blocks()) return all.features(block);
-    block -= p.wave_blocks();
-    if (block < p.slab_blocks()) return all.slabs(block);
-    block -= p.slab_blocks();
-    if (block < p.row_blocks()) return all.rows(block);
-    if (p.value) all.total();
+    Finish<W>(p, memory).run(int(blockIdx.x));
 }
 
 }  // namespace sk

@@ -39,7 +39,8 @@ FusedLossArgs<T> args_of(const Flash& f) {
     FusedLossArgs<T> a{};
     a.x = static_cast<const T*>(f.x), a.weight = static_cast<const T*>(f.weight);
     a.bias = static_cast<const T*>(f.bias), a.basis = static_cast<const T*>(f.basis);
-    a.coef = static_cast<const T*>(f.coef);
+    a.coef = static_cast<const T*>(f.coef), a.waves = static_cast<const T*>(f.waves);
+    a.features = int(f.features), a.wave_steps = int(f.wave_steps);
     a.x_stride = f.x_stride, a.batch = int(f.batch), a.labels = int(f.labels), a.slack = int(f.slack);
     a.block_labels = int(f.block_labels);
     const int64_t row = f.slack * int64_t(sizeof(T));
@@ -65,10 +66,13 @@ void fused_loss(const LaunchOn& on, const Flash& f) {
 int64_t tile_labels() { return 32; }
 int64_t widest_slack() { return WIDEST; }
 
-int64_t rows_of_block(DType dtype, int64_t batch, int64_t slack, int device) {
-    int64_t rows = 0;
-    with_shape(dtype, batch, slack, shared_limit(device), [&](auto shape) { rows = decltype(shape)::ROWS; });
-    return rows;
+std::pair<int64_t, int64_t> sizes_of_block(DType dtype, int64_t batch, int64_t slack, int device) {
+    std::pair<int64_t, int64_t> sizes;
+    with_shape(dtype, batch, slack, shared_limit(device), [&](auto shape) {
+        using S = decltype(shape);
+        sizes = {S::ROWS, S::FEATURES};
+    });
+    return sizes;
 }
 
 }  // namespace sk

@@ -19,11 +19,11 @@ struct LaunchOn {
 };
 
 // One launch of the pass; FlashLaunch in sigkernels/backends/flash_kernels.py says what is what. Types: x, weight, bias,
-// basis, coef, grad_coef and turns in the dtype; everything else as in FusedLossArgs.
+// basis, coef, waves, grad_coef and turns in the dtype; everything else as in FusedLossArgs.
 struct Flash {
     DType dtype;
-    const void *x, *weight, *bias, *basis, *coef;
-    int64_t x_stride, batch, labels, slack, block_labels, blocks;
+    const void *x, *weight, *bias, *basis, *coef, *waves;
+    int64_t features, wave_steps, x_stride, batch, labels, slack, block_labels, blocks;
     const int64_t *indices, *offsets;
     const void* dense;
     std::string dense_type;  // torch's name of it
@@ -55,8 +55,8 @@ void finish(const LaunchOn&, const Flash&, const Gradients&);
 // What a caller needs to size its work.
 int64_t tile_labels();   // a block has a multiple of so many labels
 int64_t widest_slack();  // columns
-// Rows that a block keeps on chip, where there are `batch`.
-int64_t rows_of_block(DType, int64_t batch, int64_t slack, int device);
+// Rows that a block keeps on chip, where there are `batch`, and the most DFT features whose coefficients it makes.
+std::pair<int64_t, int64_t> sizes_of_block(DType, int64_t batch, int64_t slack, int device);
 int64_t processors(int device);
 std::string devices();                       // "NVIDIA H100 (sm_90), ..." or why there is none
 int device_count();                          // 0 without a driver or a device

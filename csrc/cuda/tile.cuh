@@ -34,7 +34,13 @@ struct Shape {
     // Shared memory: x [ROWS, COLUMNS], two tiles of [weight | basis], ∂loss/∂z [ROWS, TILE], two tiles of bias
     static constexpr int AT_W = ROWS * X_STRIDE;
     static constexpr int AT_G = AT_W + 2 * W_BYTES;
-    static constexpr int AT_BIAS = AT_G + ROWS * G_STRIDE;
+    // Before the first tile, behind its weights: the DFT's features of the rows, and their waves of this block as right operands
+    static constexpr int FEATURE_STEPS = sizeof(T) == 2 ? 12 : 22, F_STRIDE = FEATURE_STEPS * STEP_BYTES + PAD;
+    static constexpr int AT_FEATURES = AT_W + W_BYTES, AT_WAVES = AT_FEATURES + ROWS * F_STRIDE;
+    static constexpr int END_OF_WAVES = AT_WAVES + FEATURE_STEPS * 512, END_OF_G = AT_G + ROWS * G_STRIDE;
+    // The most features whose coefficients this block makes: none where they would take more memory than every device has.
+    static constexpr int FEATURES = END_OF_WAVES <= (END_OF_G > 98 * 1024 ? END_OF_G : 98 * 1024) ? FEATURE_STEPS * DEPTH : 0;
+    static constexpr int AT_BIAS = FEATURES && END_OF_WAVES > END_OF_G ? END_OF_WAVES : END_OF_G;
     static constexpr int BYTES = AT_BIAS + 2 * TILE * int(sizeof(float));
     // All of it is free at the end, when label warps meet: the sums (float4) that those of a row warp leave, of the slack
     // columns and the basis, and behind them the losses of the rows.
@@ -42,6 +48,8 @@ struct Shape {
     static constexpr int AT_ROW_SUMS = ROW_WARPS_ * MEETING_SUMS * 16;
 
     static_assert(TILE % 32 == 0 && COLUMNS * PARTS % (8 * WARPS) == 0 && PARTS <= WARPS, "grad_weight is shared evenly");
+    static_assert(FEATURE_STEPS % LABEL_WARPS == 0 || !FEATURES, "label warps share the steps of the features evenly");
+    static_assert(WARPS * ROW_TILES * 64 * 16 <= ROWS * G_STRIDE || !FEATURES, "the shares of the coefficients fit");
     static_assert(AT_ROW_SUMS + LABEL_WARPS * ROWS * int(sizeof(float)) <= BYTES, "the meeting fits");
 };
 

@@ -134,10 +134,9 @@ def _unsupported(device: int) -> str | None:
 @functools.lru_cache(maxsize=256)
 def _sizes(kind: str, batch: int, slack: int, device: int) -> FlashSizes:
     module = _module()
-    group, blocks = module.rows_of_block(kind, batch, slack, device), module.processors(device)
-    return FlashSizes(
-        module.TILE, rows_of_launch(group, slack, blocks), blocks, group, marks=False, turns=makes_features(kind, batch)
-    )
+    (group, features), blocks = module.sizes_of_block(kind, batch, slack, device), module.processors(device)
+    rows, turns = rows_of_launch(group, slack, blocks), makes_features(kind, batch)
+    return FlashSizes(module.TILE, rows, blocks, group, marks=False, turns=turns, features=features)
 
 
 def makes_features(kind: str, batch: int) -> bool:
@@ -161,6 +160,9 @@ class FlashFields(NamedTuple):
     bias: int
     basis: int
     coef: int
+    waves: int
+    features: int  # those whose coefficients the kernel makes of them
+    wave_steps: int  # of waves
     x_stride: int
     batch: int
     labels: int
@@ -227,18 +229,20 @@ class CUDAKernels:
         return self._last[1]
 
     def _make(self, launch: FlashLaunch) -> Any:
-        dense, x = launch.dense, launch.x
-        bias, basis, coef, indices, offsets, dense_at, label_weight, pos_weight, row_factor, out_scale, *written = [
+        dense, x, operands = launch.dense, launch.x, launch.waves
+        waves, features = (None, 0) if operands is None else operands
+        bias, basis, coef, waves_at, indices, offsets, dense_at, label_weight, pos_weight, row_factor, out_scale, *written = [
             0 if tensor is None else tensor.data_ptr()
             for tensor in (
-                launch.bias, launch.basis, launch.coef, launch.indices, launch.offsets, dense, launch.label_weight, launch.pos_weight,
+                launch.bias, launch.basis, launch.coef, waves, launch.indices, launch.offsets, dense, launch.label_weight, launch.pos_weight,
                 launch.row_factor, launch.out_scale, launch.grad_weight, launch.grad_bias, launch.grad_coef, launch.weight_sums,
                 launch.bias_sums, launch.slabs, launch.row_sums, launch.totals, *(launch.turns or (None, None)),
             )
         ]  # fmt: skip
         gradient = launch.grad_weight if launch.grad_weight is not None else launch.grad_bias
         fields = FlashFields(
-            x.data_ptr(), launch.weight.data_ptr(), bias, basis, coef, x.stride(0), x.shape[0], launch.weight.shape[0], x.shape[1],
+            x.data_ptr(), launch.weight.data_ptr(), bias, basis, coef, waves_at, features,
+            0 if waves is None else waves.shape[1], x.stride(0), x.shape[0], launch.weight.shape[0], x.shape[1],
             launch.block_labels, launch.blocks, indices, offsets, dense_at,
             "" if dense is None else str(dense.dtype).removeprefix("torch."), 0 if dense is None else dense.stride(0),
             launch.label_start, label_weight, pos_weight, row_factor, out_scale, launch.scale,

@@ -37,6 +37,16 @@ class Turns(NamedTuple):
     factors: Tensor  # float32 [groups, 16 frequencies, 16, 2]
 
 
+class Operands(NamedTuple):
+    """The waves of every block as right operands of the tensor cores: coef_p = features · waves_p."""
+
+    # [blocks, steps, 8, 4, 2, 2, per], dtype of x: a step has 16 features of 16 bits, or 8 of 32, with zeros behind the last.
+    # Number (g, q, j, i, h) is of its feature (4 i + q) · per + h, and of column 8 j + g; of 32 bits of column
+    # 8 j + 4 (g % 2) + g / 2, so that sums lie as operands do.
+    waves: Tensor
+    features: int  # 2k+1
+
+
 class FlashSizes(NamedTuple):
     """How a backend cuts a problem; a prediction of its times chose them."""
 
@@ -46,6 +56,7 @@ class FlashSizes(NamedTuple):
     group: int  # rows that a block keeps on chip; those of a launch are taken one group after the other
     marks: bool  # whether the kernels want room for ``marks``
     turns: bool  # whether ``finish`` makes the gradient of the DFT features; else a product does
+    features: int = 0  # the most DFT features whose coefficients ``fused_loss`` makes; else a product does
 
 
 class FlashLaunch(NamedTuple):
@@ -57,6 +68,8 @@ class FlashLaunch(NamedTuple):
     # [T+1, 16] dtype of x: the DFT of any block. Column 15 is 0 but in row T, which has nothing else: ABSENT.
     basis: Tensor | None
     coef: Tensor | None  # [B, blocks · 16] dtype of x: the features of a block's basis, for every block; column 15: 0
+    # In the place of coef, for a ``fused_loss`` that makes them: of the DFT features [B, 2k+1] just before x in its rows.
+    waves: Operands | None
     turns: Turns | None  # of these blocks, for a ``finish`` that makes the gradient of the DFT features
     block_labels: int  # T: a multiple of the tile
     blocks: int  # ceil(m / T)

@@ -1,6 +1,6 @@
 """The host side of the flash kernels: when they apply, and the few launches of a step.
 
-    coef = x_dft · waves    one library product; the waves are those of every block
+    coef = x_dft · waves    one library product, or a part of the next; the waves are those of every block
     fused_loss              the pass over all labels (``flash_kernels.py``)
     finish                  adds the blocks' sums
     grad_x_dft = scale · grad_coef · wavesᵀ     one library product, or a part of ``finish``
@@ -27,7 +27,7 @@ from ..layer import Layer, LayerMeta
 from ..losses import ElementwiseLoss, ElementwiseParams
 from ..partial_labels import PartialTargets
 from .device_tables import DeviceTables
-from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashResults, FlashSizes, Turns
+from .flash_kernels import ABSENT, MARKED, RANK, FlashKernels, FlashLaunch, FlashResults, FlashSizes, Operands, Turns
 from .gpu_paths import LossShape
 from .interface import LossCall, LossResult, gradient_dtype, label_vector
 from .library_walk import without_autocast
@@ -48,10 +48,11 @@ class BlockTables(NamedTuple):
     waves: Tensor  # [2k+1, blocks · 16]
     back: Tensor  # [blocks · 16, 2k+1]: a view of them
     turns: Turns | None
+    operands: Operands | None
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What takes memory on the device."""
-        return self.basis, self.waves, *(self.turns or ())
+        return self.basis, self.waves, *(self.turns or ()), *(self.operands or ())[:1]
 
 
 _tables: DeviceTables[BlockTables] = DeviceTables(256 * 2**20)
@@ -107,14 +108,14 @@ def rank_refusal(meta: LayerMeta, labels: int, dtype: torch.dtype, sizes: FlashS
     return f"the DFT of {labels} labels has more than rank {_WAVES}: too many frequencies for so few labels"
 
 
-def block_tables(layer: Layer, labels: int, turns: bool) -> BlockTables:
+def block_tables(layer: Layer, labels: int, turns: bool, operands: bool) -> BlockTables:
     """The tables for blocks of ``labels`` labels from the layer's first label on; worked out in float64, once."""
     weight, device = layer.weight, layer.weight.device
-    key = (layer.meta, weight.shape[0], labels, turns, weight.dtype, device)
-    return _tables.get(key, device, lambda: _work_out(layer, labels, turns))
+    key = (layer.meta, weight.shape[0], labels, turns, operands, weight.dtype, device)
+    return _tables.get(key, device, lambda: _work_out(layer, labels, turns, operands))
 
 
-def _work_out(layer: Layer, labels: int, turns: bool) -> BlockTables:
+def _work_out(layer: Layer, labels: int, turns: bool, operands: bool) -> BlockTables:
     n, dtype, device = layer.num_labels, layer.weight.dtype, layer.weight.device
     shared = plan(n, layer.k, labels, _EPS[dtype], False)
     cos, sin = (turned.T[..., None] for turned in shared.rotations(shared.starts(layer.label_start, layer.num_rows)))
@@ -141,7 +142,8 @@ def _work_out(layer: Layer, labels: int, turns: bool) -> BlockTables:
         factors[0, _CONSTANT] = 2.0**-power
         made = _turns(cos[..., 0] + 1j * sin[..., 0], factors, dtype, device)
     with torch.inference_mode(False):
-        return BlockTables(_product_tensor(basis, dtype, device), columns, columns.t(), made)
+        parts = _operands(waves, dtype, device) if operands else None
+        return BlockTables(_product_tensor(basis, dtype, device), columns, columns.t(), made, parts)
 
 
 def _turns(turned: np.ndarray, factors: np.ndarray, dtype: torch.dtype, device: torch.device) -> Turns:
@@ -159,6 +161,19 @@ def _turns(turned: np.ndarray, factors: np.ndarray, dtype: torch.dtype, device: 
             _product_tensor(parts.transpose(1, 4, 3, 0, 2, 5).reshape(groups, words, 2 * _GROUP, per), dtype, device),
             torch.tensor(pairs, dtype=torch.float32).to(device),
         )
+
+
+def _operands(waves: np.ndarray, dtype: torch.dtype, device: torch.device) -> Operands:
+    """``waves [2k+1, blocks, 16]`` in the order of the kernels."""
+    per, features = 4 // dtype.itemsize, len(waves)
+    padded = np.zeros((-(-features // (8 * per)) * 8 * per, *waves.shape[1:]))
+    padded[:features] = waves
+    if per == 1:
+        padded = padded[..., np.arange(RANK).reshape(2, 2, 4).transpose(0, 2, 1).ravel()]
+    parts = padded.reshape(-1, 2, 4, per, waves.shape[1], 2, 8)  # step, i, q, h, block, j, g
+    return Operands(
+        _product_tensor(np.ascontiguousarray(parts.transpose(4, 0, 6, 2, 5, 1, 3)), dtype, device), features
+    )
 
 
 def _product_tensor(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -219,6 +234,7 @@ class Plan(NamedTuple):
     labels: int  # of a block
     blocks: int
     several: bool  # launches
+    by_product: bool  # the coefficients are made before the first
     # Scratch is one allocation, ``[…, blocks · 16]`` in the dtype of x: coefficients are rows of it, and the other parts
     # take whole rows, too, so that each begins with a sector of the memory, of 32 bytes.
     rows: tuple[int, ...]  # of the parts that there are
@@ -235,11 +251,12 @@ class Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan_of(
-    m: int, slack: int, batch: int, dft: bool, needs: tuple[bool, ...], sparse: bool, dtype: torch.dtype, sizes: FlashSizes,
+    m: int, slack: int, batch: int, columns: int, needs: tuple[bool, ...], sparse: bool, dtype: torch.dtype, sizes: FlashSizes,
 ) -> Plan:  # fmt: skip
     """The same at every step: worked out once."""
     need_x, need_weight, need_bias = needs
-    labels = block_labels(m, sizes)
+    labels, dft = block_labels(m, sizes), columns > 0
+    by_product = dft and (batch > sizes.group or columns > sizes.features)
     blocks, rows, wide = -(-m // labels), min(batch, sizes.rows), torch.float32
     in_groups = sizes.group < rows and batch <= sizes.rows and gradient_dtype(dtype) != wide
     of_coef = (
@@ -247,7 +264,7 @@ def plan_of(
     )  # gradients in the kernels' order, or rows
     wanted = (
         (True, blocks, torch.float64), (True, blocks * rows, wide), (need_x, blocks * rows * slack, wide),
-        (sparse and sizes.marks, blocks * labels // MARKED * rows, torch.int32), (dft, batch * blocks * RANK, dtype),
+        (sparse and sizes.marks, blocks * labels // MARKED * rows, torch.int32), (by_product, batch * blocks * RANK, dtype),
         (dft and need_x, of_coef * RANK, dtype), (in_groups and need_weight, m * slack, wide),
         (in_groups and need_bias, m, wide),
     )  # fmt: skip
@@ -256,7 +273,7 @@ def plan_of(
         parts.append((len(there), None if of == dtype else of) if needed else None)
         if needed:
             there.append(-(-count * of.itemsize // (blocks * RANK * dtype.itemsize)))
-    return Plan(labels, blocks, batch > sizes.rows, tuple(there), tuple(parts))
+    return Plan(labels, blocks, batch > sizes.rows, by_product, tuple(there), tuple(parts))
 
 
 @without_autocast
@@ -271,9 +288,9 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
     indices, offsets = (None, None) if sets is None else checked_sets(sets)
     dense = _packed(call.targets) if sets is None else None
     sizes = kernels.sizes(x, slack, columns > 0)
-    cut = plan_of(m, slack, batch, columns > 0, call.needs, sets is not None, x.dtype, sizes)
+    cut = plan_of(m, slack, batch, columns, call.needs, sets is not None, x.dtype, sizes)
     labels, blocks, several = cut.labels, cut.blocks, cut.several
-    tables = block_tables(layer, labels, sizes.turns) if columns else None
+    tables = block_tables(layer, labels, sizes.turns, not cut.by_product) if columns else None
     factors = gradient_factors(call, params)
     sum_dtype = torch.float32 if several else out_dtype  # of sums that several launches add to
     scratch = cut.scratch(x)
@@ -285,12 +302,13 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
     slack_x, grad_features, grad_slack_x = x, None, grad_x
     if tables is not None:
         features, slack_x = x.split_with_sizes((columns, slack), 1)
-        torch.mm(features, tables.waves, out=scratch.coef)
+        if cut.by_product:
+            torch.mm(features, tables.waves, out=scratch.coef)
         if grad_x is not None:
             grad_features, grad_slack_x = grad_x.split_with_sizes((columns, slack), 1)
     whole = FlashLaunch(
         slack_x, weight, None if layer.bias is None else layer.bias.contiguous(),
-        None if tables is None else tables.basis, scratch.coef, None if tables is None else tables.turns, labels, blocks, indices, offsets, dense, layer.label_start,
+        None if tables is None else tables.basis, scratch.coef, None if tables is None else tables.operands, None if tables is None else tables.turns, labels, blocks, indices, offsets, dense, layer.label_start,
         params, label_vector(params.weight, layer, torch.float32), label_vector(params.pos_weight, layer, torch.float32),
         factors.row, factors.scale, factors.out, False, scratch.marks, grad_weight, grad_bias, scratch.grad_coef,
         scratch.slabs, scratch.row_sums, scratch.totals, scratch.weight_sums, scratch.bias_sums,

@@ -34,6 +34,7 @@ class ReferenceKernels:
     def __init__(self, sizes: FlashSizes) -> None:
         self._sizes = sizes
         self.calls: list[str] = []
+        self.inside: bool | None = None  # whether the last launch came without coefficients, where it has a DFT part
 
     def sizes(self, x: Tensor, slack: int, dft: bool) -> FlashSizes:
         return self._sizes
@@ -50,8 +51,9 @@ class ReferenceKernels:
             columns = slice(block * RANK, (block + 1) * RANK)
             weight = launch.weight[part].double()
             z = x @ weight.T
-            if launch.coef is not None and launch.basis is not None:
-                z += launch.coef[:, columns].double() @ launch.basis[: len(weight)].double().T
+            if launch.basis is not None:
+                self.inside = launch.waves is not None
+                z += self.coefficients(launch)[:, columns].double() @ launch.basis[: len(weight)].double().T
             if launch.bias is not None:
                 z += launch.bias[part].double()
             f, g = self.value_and_grad(launch, loss, z, everything[:, part], part)
@@ -77,6 +79,22 @@ class ReferenceKernels:
                 shaped(launch.grad_coef, batch, blocks * RANK)[:, columns] = g @ launch.basis[: len(weight)].double()
             if slabs is not None:
                 slabs[block] = g @ weight
+
+    @staticmethod
+    def coefficients(launch: FlashLaunch) -> Tensor:
+        """``[B, blocks · 16]``, of the features before x where they do not come with the launch."""
+        if launch.waves is None:
+            assert launch.coef is not None
+            return launch.coef
+        assert launch.coef is None
+        (waves, count), x = launch.waves, launch.x
+        features = x.as_strided((len(x), count), x.stride(), x.storage_offset() - count)
+        blocks, steps, _, _, _, _, per = waves.shape
+        rows = waves.permute(1, 5, 3, 6, 0, 4, 2).reshape(steps * 8 * per, blocks, 2, 8)  # columns (j, g)
+        if per == 1:
+            rows = rows.view(-1, blocks, 2, 4, 2).transpose(3, 4)
+        assert not rows[count:].any()
+        return (features.double() @ rows[:count].reshape(count, -1).double()).to(x.dtype)
 
     @staticmethod
     def of_features(launch: FlashLaunch) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# How the mangled name of a kernel says its type: as what Shape, or the kernel itself, is a template of.
-_TYPES = {"13__nv_bfloat16": "bfloat16", "6__half": "float16", "ShapeIf": "tf32", "kernelIf": "tf32"}
+# How the mangled name of a kernel says its type: as what Shape or WavesGradient is a template of.
+_TYPES = {"13__nv_bfloat16": "bfloat16", "6__half": "float16", "ShapeIf": "tf32", "GradientIf": "tf32"}
 _ENTRY = re.compile(
     r"Compiling entry function '(?P<name>\S+)' for '(?P<arch>\S+)'"
     r".*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"

@@ -38,6 +38,9 @@ SIZES = {
     "widest, rows in groups": Size(270, 67, 0, 124, bias=True),
     "wide, odd": Size(5, 131, 2, 67),
     "label range": Size(3, 4000, 20, 20, start=130, rows=200),
+    "many features": Size(40, 4000, 80, 13, rows=96),
+    "many features, more rows": Size(100, 4000, 86, 70, rows=96),
+    "features that do not fit": Size(9, 9000, 100, 7, start=40, rows=70),
 }
 
 
@@ -116,11 +119,11 @@ def test_any_number_of_blocks(cuda_on_host, monkeypatch, processors):
 
 
 def test_more_blocks_than_are_added_at_once(cuda_on_host, monkeypatch):
-    """169 blocks."""
+    """169 blocks; many rows go another way than few."""
     monkeypatch.setenv("SHIM_PROCESSORS", "200")
     cuda._sizes.cache_clear()
-    for kind in DTYPES.values():
-        p = problem(Size(6, 5400, 20, 4), kind)
+    for kind, rows in itertools.product(DTYPES.values(), (6, 129)):
+        p = problem(Size(rows, 5400, 20, 4), kind)
         agrees(p, BCE(), fused(cuda_on_host, p, BCE()))
     cuda._sizes.cache_clear()
 
@@ -158,6 +161,22 @@ def test_groups_and_launches(cuda_on_host, monkeypatch):
 def test_who_makes_the_gradient_of_the_features():
     assert cuda.makes_features("tf32", 256) and not cuda.makes_features("tf32", 257)
     assert cuda.makes_features("bfloat16", 4096)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "slack", "inside"),
+    [("bfloat16", 64, 50, 192), ("float16", 128, 50, 192), ("bfloat16", 129, 50, 0), ("tf32", 64, 50, 176), ("tf32", 65, 50, 0)],
+)  # fmt: skip
+def test_who_makes_the_coefficients(cuda_on_host, monkeypatch, kind, rows, slack, inside):
+    """The kernel, of few rows and up to so many features; else a product before it."""
+    dtype = DTYPES[kind]
+    assert cuda._sizes(kind, rows, slack, 0).features == inside
+    products = []
+    product = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *args, **out: products.append(args) or product(*args, **out))
+    p = problem(Size(rows, 9000, max(inside - 1, 6) // 2, slack, rows=64), dtype)
+    agrees(p, BCE(), fused(cuda_on_host, p, BCE()))
+    assert len(products) == (not inside)
 
 
 def test_rows_of_a_launch():

@@ -46,6 +46,15 @@ PLANTS = {
     "label warps meet too early": Plant(
         "thread", "fused_loss.cuh", "__syncthreads();\n        if (thread() >= THREADS", "if (thread() >= THREADS", "data race"
     ),
+    "shares of coefficients lie where features are read": Plant(
+        "thread", "fused_loss.cuh", "__syncthreads();  // all features have been read", "", "data race"
+    ),
+    "shares of coefficients meet too early": Plant(
+        "thread", "fused_loss.cuh", "__syncthreads();  // all shares are there", "", "data race"
+    ),
+    "waves beyond the last": Plant(
+        "address", "fused_loss.cuh", "at + thread() < p.wave_steps * 32 ? 16 : 0", "at + thread() <= p.wave_steps * 32 ? 16 : 0", "heap-buffer-overflow"
+    ),
     "partial sums meet too early": Plant(
         "thread", "finish.cuh", "__syncthreads();\n    if (thread() >= COUNT", "if (thread() >= COUNT", "data race"
     ),
@@ -61,13 +70,13 @@ PLANTS = {
     "parts beyond the last": Plant(
         "address", "finish.cuh", "parts - mine + SHARES - 1", "parts - mine + SHARES", "heap-buffer-overflow"
     ),
-    "sums lie where turns are read": Plant(
-        "thread", "waves.cuh", "__syncthreads();  // the turns have been read", "// the turns have been read", "data race"
+    "warps of a row meet too early": Plant(
+        "thread", "waves.cuh", "__syncthreads();\n            if (share) return;", "if (share) return;", "data race"
     ),
     "turns are read before they are there": Plant(
         "thread", "waves.cuh", "wait_for_copies();\n            __syncthreads();", "wait_for_copies();", "data race"
     ),
-    "words beyond the last": Plant("address", "waves.cuh", "min(step * 8 + 4 * half + lane() % 4, words - 1)", "step * 8 + 4 * half + lane() % 4", "heap-buffer-overflow"),
+    "words beyond the last": Plant("address", "waves.cuh", "min((step0 + SHARES * i + share) * 8 + 4 * half + lane() % 4, words - 1)", "(step0 + SHARES * i + share) * 8 + 4 * half + lane() % 4", "heap-buffer-overflow"),
 }  # fmt: skip
 
 

@@ -56,6 +56,18 @@ def test_fused_loss(dtype, name, group, turns):
     check(p, BCE(), fused(p, BCE(), kernels), tf32=dtype == torch.float32)
 
 
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_coefficients_inside(dtype, name):
+    """Kernels that make the coefficients of the DFT themselves, of all features or of fewer than there are."""
+    p = problem(SIZES[name], dtype)
+    columns = 2 * SIZES[name].k + 1
+    for features, inside in ((columns, p.x.shape[0] <= 64), (columns - 1, False)):
+        kernels = ReferenceKernels(FlashSizes(32, 64, 7, 64, marks=False, turns=True, features=features))
+        check(p, BCE(), fused(p, BCE(), kernels), tf32=dtype == torch.float32)
+        assert kernels.inside == (inside if columns > 0 else None)
+
+
 @pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
 def test_losses(dense):
     n = 1500
@@ -183,15 +195,16 @@ class NoKernels(ReferenceKernels):
         self.calls.append("finish")
 
 
+@pytest.mark.parametrize("features", [0, 9], ids=["product", "inside"])
 @pytest.mark.parametrize("turns", [False, True], ids=["product", "turns"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_launches_of_a_step(dtype, turns):
-    """Two kernels, and two products or one, in however many groups a block takes the rows."""
+def test_launches_of_a_step(dtype, turns, features):
+    """Two kernels, and up to two products, in however many groups a block takes the rows."""
     p = problem(Size(8, 700, 4, 16, bias=True), dtype)
     call = LossCall(p.x.detach(), p.layer, p.targets, BCE(), 1e-3, (True, True, True))
-    kernels = NoKernels(FlashSizes(32, 64, 7, 4, marks=False, turns=turns))
+    kernels = NoKernels(FlashSizes(32, 64, 7, 8 if features else 4, marks=False, turns=turns, features=features))
     flash_pass.fused_loss(call, kernels)  # makes the tables
     with torch.no_grad(), Launches() as launches:
         flash_pass.fused_loss(call, kernels)
-    assert launches.names == (["mm"] if turns else ["mm", "addmm_"])
+    assert launches.names == ([] if features else ["mm"]) + ([] if turns else ["addmm_"])
     assert kernels.calls[-2:] == ["fused_loss", "finish"]

@@ -112,6 +112,9 @@ inline int __float_as_int(float v) {
     memcpy(&bits, &v, 4);
     return bits;
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return unsigned((uint64_t(high) << 32 | low) >> (by & 31));
+}
 inline float __int_as_float(int bits) {
     float v;
     memcpy(&v, &bits, 4);

@@ -20,10 +20,13 @@ std::vector<T> numbers(int64_t count, float scale) {
     return v;
 }
 
+constexpr int features = 5;  // before x in its rows, where the kernel makes their coefficients
+
 template <class S>
 void both_kernels() {
     using T = typename S::Scalar;
-    const auto x = numbers<T>(batch * slack, 1), weight = numbers<T>(labels * slack, 0.3f);
+    const auto x = numbers<T>(batch * slack, 1), whole_x = numbers<T>(batch * (features + slack), 1);
+    const auto waves = numbers<T>(blocks * 32 * 16 / sizeof(T), 0.1f), weight = numbers<T>(labels * slack, 0.3f);
     const auto bias = numbers<T>(labels, 1), basis = numbers<T>(block_labels * 16, 0.1f);
     const auto coef = numbers<T>(batch * blocks * 16, 0.1f);
     std::vector<int64_t> indices, offsets{0};  // positives: every 40th label, from the row's own on
@@ -54,13 +57,21 @@ void both_kernels() {
     FinishArgs<T> f{slabs.data(), row_sums.data(), totals.data(), nullptr, 1, blocks, batch, slack, p.wide,
                           grad_x.data(), slack, rows.data(), &value,
                           {grad_coef.data(), turns.data(), factors.data(), slack - 1, nullptr}};
-    const auto finish = [&] { SK_LAUNCH(finish_kernel<T>, dim3(unsigned(f.blocks())), THREADS, WavesGradient<T>::BYTES, nullptr, f); };
-    finish();
+    const auto finish = [&](auto waves) {
+        using W = decltype(waves);
+        SK_LAUNCH(finish_kernel<W>, dim3(unsigned(Finish<W>::blocks(f))), THREADS, W::BYTES, nullptr, f);
+    };
+    finish(WavesGradient<T, 2, 1>{});
     f.slabs = nullptr, f.waves.gradient = grad_features.data();  // one after the other: not too many threads
-    finish();
+    finish(WavesGradient<T, 2, 1>{});
+    finish(WavesGradient<T, 1, 2>{});
     printf("loss %.6f\n", double(value));
 
     p.slabs = nullptr, p.grad_coef = nullptr;  // x needs no gradient
+    SK_LAUNCH(fused_loss_kernel<S>, dim3(blocks), THREADS, S::BYTES, nullptr, p);
+
+    p.coef = nullptr, p.waves = waves.data(), p.features = features, p.wave_steps = 1;
+    p.x = whole_x.data() + features, p.x_stride = features + slack;
     SK_LAUNCH(fused_loss_kernel<S>, dim3(blocks), THREADS, S::BYTES, nullptr, p);
 }
 
