@@ -266,7 +266,8 @@ def _cuda_finish(machine: str, dtype: str, s: int, features: int, rows: int, par
     """Seconds of the last kernel. Its blocks do different things side by side: it takes as long as the longest of them, and
     for what the others read."""
     m, size = MACHINES[machine], ELEMENT[dtype]
-    waves = Waves("float" if dtype == "tf32" else "__nv_bfloat16", *((2, 1) if rows <= 128 else (1, 2)))
+    few = rows <= 128 or parts > (120 if dtype == "tf32" else 160)
+    waves = Waves("float" if dtype == "tf32" else "__nv_bfloat16", *((2, 1) if few else (1, 2)))
     words, each = -(-parts * size // 4), 8 // waves.shares  # rows of a block
     of_rows, of_turns = 16 * each * parts * size, waves.groups * (words * 128 + 2048)  # bytes
     # What is done, by how many blocks, and what each reads from the L2 cache.

@@ -14,11 +14,13 @@ static void finish_as(const LaunchOn& on, const Flash& f, const Gradients& to) {
     launch(on, "finish", finish_kernel<W>, Finish<W>::blocks(args), W::BYTES, args);
 }
 
-// Few rows: many small blocks, for every multiprocessor one. Many rows: fewer blocks, which read less.
+// Few rows: many small blocks, for every multiprocessor one. Many rows: fewer blocks, which read less, where a warp has
+// registers for all parts of a row.
 template <class T>
 static void finish_in(const LaunchOn& on, const Flash& f, const Gradients& to) {
-    if (f.batch <= 128) finish_as<WavesGradient<T, 2, 1>>(on, f, to);
-    else finish_as<WavesGradient<T, 1, 2>>(on, f, to);
+    using Many = WavesGradient<T, 1, 2>;
+    if (f.batch <= 128 || f.blocks > Many::WORDS * WavesArgs<T>::PER) finish_as<WavesGradient<T, 2, 1>>(on, f, to);
+    else finish_as<Many>(on, f, to);
 }
 
 void finish(const LaunchOn& on, const Flash& f, const Gradients& to) {

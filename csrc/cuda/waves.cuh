@@ -57,7 +57,7 @@ struct WavesGradient {
         const int words = (parts + Args::PER - 1) / Args::PER, all_steps = (words + 7) / 8;
         const int warp = thread() / 32, share = warp % SHARES;
         const int row = block / across(p) * ROWS + warp / SHARES, group = block % across(p) * GROUPS;
-        const int groups = min(GROUPS, p.groups() - group);
+        const int groups = min(GROUPS, p.groups() - group);  // what is made of others goes nowhere
         const auto* numbers = reinterpret_cast<const unsigned char*>(p.grad_coef);
         const uint32_t first = uint32_t(min(row, batch - 1) * words) * 64 + lane() / 4 * 8;  // what slabs leave is less than 4 GB
         const auto* turns = reinterpret_cast<const uint4*>(p.turns) + int64_t(group) * all_steps * 64 + thread();
