@@ -24,6 +24,16 @@ class BadFile(ValueError):
     """A file that cannot be used, with one line that says why."""
 
 
+def read_utf8(file: Path) -> str:
+    """The text of a file, without the mark that some editors put before it."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadFile(
+            f"{file}: is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from None
+
+
 def existing_file(path: str) -> Path:
     """The path, if it is a file, or a pipe: ``<(…)`` of a shell."""
     if not path:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..labels import LabelSets
-from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays
+from .files import TORCH_SUFFIXES, BadFile, existing_file, read_arrays, read_utf8
 
 NUMBER = re.compile("[+-]?[0-9]+")  # int() also takes 1_000 and digits of other scripts
 
@@ -88,13 +88,7 @@ def _whole_numbers(file: Path, name: str, values: Any) -> torch.Tensor:
 def _text_sets(file: Path) -> list[list[int]]:
     sets: list[list[int]] = []
     features = False
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadFile(
-            f"{file}: is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
-        ) from None
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(read_utf8(file).splitlines(), start=1):
         if line.lstrip().startswith("#"):
             continue
         words = line.split("#")[0].replace(",", " ").split()

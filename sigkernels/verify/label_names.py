@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .files import BadFile
+from .files import BadFile, read_utf8
 
 Names = Sequence[str] | Mapping[str, int] | Mapping[int, str]  # of all labels in order, or with their numbers
 SHOWN = 8  # labels of a set
@@ -51,12 +51,7 @@ def _in_order(names: Mapping[Any, Any], num_labels: int) -> tuple[str, ...]:
 
 def read_names(file: Path, num_labels: int) -> list[str]:
     """The names of all labels, in order."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadFile(
-            f"{file}: is not text in UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
-        ) from None
+    text = read_utf8(file)
     names: Any = text.removesuffix("\n").split("\n") if text else []  # names may hold what else str calls a line break
     if file.suffix == ".json" or text.lstrip().startswith(("[", "{")):
         try:
