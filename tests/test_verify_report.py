@@ -312,6 +312,15 @@ def test_progress():
     verify(W, SETS[:2], progress=True)
 
 
+def test_progress_of_a_check(report):
+    seen = []
+    report.check(progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (len(report), len(report))
+    assert [a for a, _ in seen] == sorted({a for a, _ in seen})
+    with pytest.raises(TypeError, match="progress must be"):
+        report.check(progress="yes")
+
+
 # Degenerate and bad input
 
 

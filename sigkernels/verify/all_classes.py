@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -14,7 +13,7 @@ from .input_ball import BallName
 from .inputs import as_question
 from .label_names import Names, check_names
 from .pipeline import check_resources, decide
-from .progress import Progress
+from .progress import Asked, Progress
 from .report import Report
 from .report_blocks import ReportBlocks
 from .rules import DecisionRule, Domain
@@ -29,7 +28,7 @@ def verify_classes(
     box: float | None = None,
     device: str = "cpu",
     executor: Executor | None = None,
-    progress: bool | Callable[[int, int], None] | None = None,
+    progress: Asked = None,
     *,
     radius: bool = False,
     domain: Domain = "all",

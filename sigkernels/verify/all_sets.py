@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
 
@@ -22,7 +22,7 @@ from .input_ball import BallName
 from .inputs import as_question
 from .label_names import Names, check_names
 from .pipeline import check_resources, decide
-from .progress import Progress
+from .progress import Asked, Progress
 from .question import Question
 from .report_blocks import ReportBlocks
 from .rules import Domain, Rule
@@ -40,7 +40,7 @@ def verify_all(
     radius: bool = False,
     device: str = "cpu",
     executor: Executor | None = None,
-    progress: bool | Callable[[int, int], None] | None = None,
+    progress: Asked = None,
     *,
     rule: Rule | None = None,
     threshold: Any = None,

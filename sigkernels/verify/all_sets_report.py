@@ -13,6 +13,7 @@ from .certificate import Certificate, Verdict
 from .check import Proof
 from .closed_groups import Group, count_runs, prove_groups
 from .label_names import in_words
+from .progress import Asked
 from .question import Question
 from .report import CheckResult, Report, verdict_lines
 from .report_blocks import ReportBlocks
@@ -139,13 +140,13 @@ class AllSetsReport:
             else self.sets.certificate(place)
         )
 
-    def check(self, head_or_matrix: Any = None, bias: Any = None) -> CheckResult:
+    def check(self, head_or_matrix: Any = None, bias: Any = None, *, progress: Asked = None) -> CheckResult:
         """Prove everything again from W and the certificates alone, without any solver.
 
-        One entry for each group and then for each line of ``sets``; ``head_or_matrix`` and ``bias`` as of
-        :meth:`Report.check`. With ``witnesses=False`` it is not true as a whole: what was not kept cannot be proved again.
+        One entry for each group and then for each line of ``sets``; ``head_or_matrix``, ``bias`` and
+        ``progress`` as of :meth:`Report.check`. With ``witnesses=False`` it is not true as a whole: what was not kept cannot be proved again.
         """
-        again = self.sets.check(head_or_matrix, bias)
+        again = self.sets.check(head_or_matrix, bias, progress=progress)
         question = self.sets.question_of(head_or_matrix, bias)
         proofs = prove_groups(question, self.groups)
         reasons = [_rejection(question, group, proof) for group, proof in zip(self.groups, proofs, strict=True)]

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     report, layer = load_report(args)
     notes = [] if layer is None else [f"{args.weights}: {layer}"]
-    result = report.check()
+    result = report.check(progress=False if args.json else None)
     if args.json:
         failures = [{"line": line, "reason": reason} for line, reason in result.failures]
         out = {"schema": 1, "proved": bool(result), "sets": len(report), "failures": failures}

@@ -118,7 +118,7 @@ def _verify(args: argparse.Namespace) -> int:
         report.save(out)
         if not args.json:
             print(f"  saved {out}")
-    checked = report.check() if args.check else None
+    checked = report.check(progress=False if args.quiet or args.json else None) if args.check else None
     if checked is not None and not args.json:
         print(f"  {checked}", flush=True)
     reasons = gate.reasons(report)

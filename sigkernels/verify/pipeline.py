@@ -22,7 +22,7 @@ from .input_ball import BallName
 from .inputs import as_question
 from .label_names import Names, check_names
 from .ledger import Ledger
-from .progress import Progress
+from .progress import Asked, Progress
 from .question import Question, active_labels, distinct_sets
 from .report import Report, StageReport
 from .rules import Domain, Rule
@@ -53,7 +53,7 @@ def verify(
     radius: bool = False,
     device: str = "cpu",
     executor: Executor | None = None,
-    progress: bool | Callable[[int, int], None] | None = None,
+    progress: Asked = None,
     *,
     rule: Rule | None = None,
     threshold: Any = None,
@@ -140,7 +140,7 @@ def decide(
     radius: bool = False,
     device: str = "cpu",
     executor: Executor | None = None,
-    progress: bool | Callable[[int, int], None] | None = False,
+    progress: Asked = False,
     known: Sequence[Certificate] = (),
     closed_forms: bool = False,
     solve_at_most: int | None = None,

@@ -1,19 +1,21 @@
-"""How far a verification is: a progress bar, or a function of the caller's."""
+"""How far a verification, or a check of one, is: a progress bar, or a function of the caller's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
+
+Asked: TypeAlias = bool | Callable[[int, int], None] | None
 
 
 class Progress:
-    """Counts decided sets: a tqdm bar, a function of the caller's, or nothing."""
+    """Counts sets that are done: a tqdm bar, a function of the caller's, or nothing."""
 
     total: int
     done: int
     callback: Callable[[int, int], None] | None
 
-    def __init__(self, progress: bool | Callable[[int, int], None] | None, total: int):
+    def __init__(self, progress: Asked, total: int, what: str = "verify"):
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise TypeError(f"progress must be True, False, None or a function of (done, total), got {progress!r}")
         self.total, self.done = total, 0
@@ -24,7 +26,7 @@ class Progress:
 
             # None: only on a terminal, and only once it has taken two seconds.
             disable, delay = (None, 2.0) if progress is None else (False, 0.0)
-            self.bar = tqdm(total=total, desc="verify", unit="set", disable=disable, delay=delay, leave=False)
+            self.bar = tqdm(total=total, desc=what, unit="set", disable=disable, delay=delay, leave=False)
 
     def __enter__(self) -> Progress:
         return self

@@ -10,6 +10,7 @@ from numpy import ndarray
 
 from .certificate import Certificate, Verdict
 from .check import prove, trivial_bounds
+from .progress import Progress
 from .question import ActiveSets, Question
 from .witness_check import prove_witnesses
 
@@ -32,9 +33,9 @@ class Lines(NamedTuple):
         return self.certificates[at] if 0 <= at < len(self.certificates) else Certificate()
 
 
-def rejections(question: Question, lines: Lines) -> list[str]:
+def rejections(question: Question, lines: Lines, bar: Progress) -> list[str]:
     """Why each line is not proved; empty where it is."""
-    proved = _plain_witnesses(question, lines)
+    proved = _plain_witnesses(question, lines, bar)
     seen: dict[tuple, str] = {}
     out = []
     for i, active in enumerate(lines.sets):
@@ -46,10 +47,11 @@ def rejections(question: Question, lines: Lines) -> list[str]:
         if key not in seen:
             seen[key] = _rejection(question, active, lines.certificate(i), verdict, lo, hi)
         out.append(seen[key])
+        bar.add(1)
     return out
 
 
-def _plain_witnesses(question: Question, lines: Lines) -> ndarray:
+def _plain_witnesses(question: Question, lines: Lines, bar: Progress) -> ndarray:
     """The lines [m] that claim ``ARGMAXABLE`` by an input alone and are right, many with one matrix product."""
     proved = np.zeros(len(lines.sets), dtype=bool)
     claimed = [
@@ -68,6 +70,7 @@ def _plain_witnesses(question: Question, lines: Lines) -> ndarray:
         target = np.maximum(lines.radius_lo[part], question.tol)
         lo, holds = prove_witnesses(question, lines.sets, part, x, target)
         proved[part] = holds & (lo >= target)
+        bar.add(int(proved[part].sum()))
     return proved
 
 

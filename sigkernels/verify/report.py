@@ -16,6 +16,7 @@ from .certificate import Certificate, Verdict
 from .inputs import as_question, checked_question
 from .label_names import in_words
 from .ledger import CLOSED, Ledger
+from .progress import Asked, Progress
 from .question import Question, active_labels
 from .recheck import Lines, rejections
 from .threads import one_blas_thread
@@ -214,11 +215,11 @@ class Report:
         with np.errstate(over="ignore"):
             return -np.ldexp(question.threshold_unit * witness[-1], -question.exponent)
 
-    def check(self, head_or_matrix: Any = None, bias: Any = None) -> CheckResult:
+    def check(self, head_or_matrix: Any = None, bias: Any = None, *, progress: Asked = None) -> CheckResult:
         """Prove every line again from (W, y, certificate) alone, without any solver.
 
         ``head_or_matrix``, ``bias``: check against this classifier instead of the one in the report; a bias alone
-        replaces that of the report. The rule and its threshold are the report's.
+        replaces that of the report. The rule and its threshold are the report's. ``progress``: as for ``sk.verify``.
         """
         question = self.question_of(head_or_matrix, bias)
         columns = (self.verdicts, self.radius_lo, self.radius_hi, self.proof_of, self.stage)
@@ -226,8 +227,8 @@ class Report:
             raise ValueError(f"the report has {len(self)} lines for {len(self.sets)} label sets: it was changed")
         sets = question.with_domain(active_labels(self.sets))
         lines = Lines(sets, self.verdicts, self.radius_lo, self.radius_hi, self.proof_of, self.certificates)
-        with one_blas_thread():
-            reasons = rejections(question, lines)
+        with one_blas_thread(), Progress(progress, len(sets), "check") as bar:
+            reasons = rejections(question, lines, bar)
         failures = [(i, reason) for i, reason in enumerate(reasons) if reason]
         ok = np.array([not reason for reason in reasons], dtype=bool)
         return CheckResult(ok, failures)
