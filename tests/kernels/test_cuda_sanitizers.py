@@ -20,13 +20,14 @@ FLAGS = {"thread": ["-fsanitize=thread", "-DSHIM_TSAN"], "address": ["-fsanitize
 
 
 class Plant(NamedTuple):
-    """A bug: in ``file`` the first ``right`` becomes ``wrong``, and the sanitizer must say ``report``."""
+    """A bug: in ``file`` the first ``right`` becomes ``wrong``, and the sanitizer must say ``report`` of ``seen_in``."""
 
     sanitizer: str
     file: str
     right: str
     wrong: str
     report: str
+    seen_in: str = ""  # where not in ``file``: copies are seen where they are waited for
 
 
 PLANTS = {
@@ -47,19 +48,19 @@ PLANTS = {
         "thread", "fused_loss.cuh", "__syncthreads();\n        if (thread() >= THREADS", "if (thread() >= THREADS", "data race"
     ),
     "shares of coefficients lie where features are read": Plant(
-        "thread", "fused_loss.cuh", "__syncthreads();  // all features have been read", "", "data race"
+        "thread", "coefficients.cuh", "__syncthreads();  // all features have been read", "", "data race"
     ),
     "shares of coefficients meet too early": Plant(
-        "thread", "fused_loss.cuh", "__syncthreads();  // all shares are there", "", "data race"
+        "thread", "coefficients.cuh", "__syncthreads();  // all shares are there", "", "data race"
     ),
     "waves beyond the last": Plant(
-        "address", "fused_loss.cuh", "at + thread() < p.wave_steps * 32 ? 16 : 0", "at + thread() <= p.wave_steps * 32 ? 16 : 0", "heap-buffer-overflow"
+        "address", "coefficients.cuh", "at + thread() < p.wave_steps * 32 ? 16 : 0", "at + thread() <= p.wave_steps * 32 ? 16 : 0", "heap-buffer-overflow", seen_in="fused_loss.cuh"
     ),
     "partial sums meet too early": Plant(
         "thread", "finish.cuh", "__syncthreads();\n    if (thread() >= COUNT", "if (thread() >= COUNT", "data race"
     ),
     "rows beyond the batch": Plant(
-        "address", "fused_loss.cuh", "if (row >= p.batch) continue;", "if (row > p.batch) continue;", "heap-buffer-overflow"
+        "address", "coefficients.cuh", "if (row >= p.batch) continue;", "if (row > p.batch) continue;", "heap-buffer-overflow"
     ),
     "labels beyond the last": Plant(
         "address", "fused_loss.cuh", "min(S::TILE, last - label)", "min(S::TILE, last - label + 1)", "heap-buffer-overflow"
@@ -150,4 +151,4 @@ def test_planted_bug_is_caught(programs, name):
     done = execute(programs[name], "forward")
     assert done.returncode != 0
     assert plant.report in done.stderr, done.stderr[:2000]
-    assert plant.file in done.stderr, "the report names the file of the bug"
+    assert (plant.seen_in or plant.file) in done.stderr, "the report names the file of the bug"
