@@ -17,7 +17,7 @@ from .dft import check_dft, dft_matrix
 from .fixed_columns import MARK, FixedColumns
 from .guarantee import BOX, Guarantee, guarantee
 from .head_base import Head
-from .head_checks import check_projection, present
+from .head_checks import check_projection, check_resets, check_writable, present
 from .layer import Layer, LayerMeta
 from .linear_head import LinearHead
 from .prior import Prior, log_odds
@@ -120,6 +120,10 @@ class DFTHead(Head):
 
         Projection and slack are drawn as ``nn.Linear`` draws them; the labels start at the prior.
         """
+        check_resets(self.proj, self.in_features, self.width)
+        check_writable(self, "reset_parameters", "proj.weight", "proj.bias", "slack_weight", "bias")
+        if self._log_odds is not None:
+            self._check_prior_place("reset_parameters")
         self.proj.reset_parameters()
         self._draw(self.slack_weight, 1 / math.sqrt(max(self.slack, 1)))
         if self.bias is not None:
@@ -138,13 +142,17 @@ class DFTHead(Head):
 
         The bias of the projection becomes 0; without a label bias its constant feature is ``b_0 = √n·log-odds``.
         """
-        if not isinstance(getattr(self.proj, "bias", None), Tensor):
-            raise TypeError(
-                f"init_prior sets the bias of the projection, and proj is a {type(self.proj).__name__} without one; call "
-                "init_prior before proj is replaced"
-            )
+        self._check_prior_place("init_prior")
+        check_writable(self, "init_prior", "proj.bias", "bias")
         self._log_odds = self._prior_log_odds(labels)
         self._start_at_prior()
+
+    def _check_prior_place(self, verb: str) -> None:
+        if not isinstance(getattr(self.proj, "bias", None), Tensor):
+            raise TypeError(
+                f"{verb} sets the bias of the projection, and proj is a {type(self.proj).__name__} without one; put "
+                f"nn.Linear({self.in_features}, {self.width}) in its place first"
+            )
 
     def _prior_log_odds(self, labels: Prior | Literal["paper"]) -> Tensor | float:
         if isinstance(labels, str) and labels == "paper":

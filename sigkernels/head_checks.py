@@ -47,6 +47,28 @@ def check_projection(head: Head, proj: nn.Module, h: Tensor, width: int) -> None
         )
 
 
+def check_resets(proj: nn.Module | None, in_features: int, width: int) -> None:
+    """Refuses a projection that cannot be drawn again, before anything else is."""
+    if proj is not None and not callable(getattr(proj, "reset_parameters", None)):
+        raise TypeError(
+            f"reset_parameters draws the projection too, and proj is a {type(proj).__name__}, which has no "
+            f"reset_parameters; put nn.Linear({in_features}, {width}) in its place first, or make a new head"
+        )
+
+
+def check_writable(head: Head, verb: str, *names: str) -> None:
+    """Refuses parameters that are computed from others: what is written to them is lost."""
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        value = getattr(getattr(head, owner) if owner else head, leaf, None)
+        if value is not None and not isinstance(value, nn.Parameter):
+            raise TypeError(
+                f"{verb} would have no effect on {name}, which is computed from other parameters (pruned, parametrized, "
+                f"normalised); undo that (torch.nn.utils.parametrize.remove_parametrizations, prune.remove), call {verb}, "
+                "and put it on again"
+            )
+
+
 def check_shape(name: str, parameter: Tensor, shape: tuple[int, ...]) -> None:
     if parameter.shape != shape:
         raise ValueError(

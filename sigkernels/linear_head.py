@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from . import validation
 from .head_base import Head
-from .head_checks import check_projection, present
+from .head_checks import check_projection, check_resets, check_writable, present
 from .layer import Layer, LayerMeta
 from .prior import Prior, log_odds
 from .sharding import LabelShard
@@ -77,6 +77,8 @@ class LinearHead(Head):
 
         With one seed, the same on any number of ranks.
         """
+        check_resets(self.proj, self.in_features, self.weight.shape[1])
+        check_writable(self, "reset_parameters", "proj.weight", "proj.bias", "weight", "bias")
         if self.proj is not None:
             self.proj.reset_parameters()
         gain = nn.init.calculate_gain("leaky_relu", math.sqrt(5))  # as kaiming_uniform_(a=√5), to the last bit
@@ -98,6 +100,7 @@ class LinearHead(Head):
         """
         if self.bias is None:
             raise ValueError("init_prior needs a bias for each label; make the head with bias=True")
+        check_writable(self, "init_prior", "bias")
         self._log_odds = log_odds(labels, self.num_labels, per_label=True)
         self._set_label_bias(self.bias, self._log_odds)
 

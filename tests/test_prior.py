@@ -8,6 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.utils.prune
+from torch.nn.utils import parametrize
 
 import sigkernels as sk
 
@@ -160,9 +162,50 @@ def test_a_head_built_without_data_takes_a_prior_with_data(form):
     assert torch.equal(head.bias, sk.DFTHead(64, N, k=3, bias=True, prior=prior).bias)
 
 
+def changed(head, verb, error, words) -> list[str]:
+    """The entries of the state that a refused call has changed all the same."""
+    before = copy.deepcopy(head.state_dict())
+    with pytest.raises(error, match=words):
+        verb()
+    return [name for name, value in head.state_dict().items() if not torch.equal(value, before[name])]
+
+
 def test_a_projection_without_a_bias_says_so():
     head = sk.DFTHead(32, N, k=4, bias=True)
     head.proj = torch.nn.Linear(32, 9, bias=False)
-    with pytest.raises(TypeError, match="proj is a Linear without one; call init_prior before"):
-        head.init_prior(3)
+    assert not changed(
+        head, lambda: head.init_prior(3), TypeError, r"proj is a Linear without one; put nn.Linear\(32, 9\)"
+    )
+    assert not changed(head, head.reset_parameters, TypeError, r"reset_parameters sets the bias of the projection")
     assert head(torch.zeros(1, 32)).shape == (1, N)
+    bottleneck = sk.LinearHead(32, N, bottleneck=6)
+    bottleneck.proj = torch.nn.Linear(32, 6, bias=False)
+    bottleneck.reset_parameters()  # has no need of one
+
+
+@pytest.mark.parametrize("name", ["dft with bias", "bottleneck"])
+def test_a_projection_that_cannot_be_drawn_again_is_refused_by_name(name):
+    head = heads()[name]
+    head.init_prior(3)
+    head.proj = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, head.proj.out_features))
+    assert not changed(head, head.reset_parameters, TypeError, r"proj is a Sequential.*put nn.Linear\(32, \d+\)")
+
+
+PARAMETRIZATIONS = {
+    "pruned": lambda module, leaf: torch.nn.utils.prune.l1_unstructured(module, leaf, 0.5),
+    "parametrized": lambda module, leaf: parametrize.register_parametrization(module, leaf, torch.nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETRIZATIONS)
+@pytest.mark.parametrize("where", ["proj.weight", "proj.bias", "bias", "rows"])
+@pytest.mark.parametrize("name", ["dft with bias", "bottleneck"])
+def test_what_is_computed_is_not_drawn_without_effect(name, where, kind):
+    head = heads()[name]
+    head.init_prior(3)
+    where = where.replace("rows", "slack_weight" if isinstance(head, sk.DFTHead) else "weight")
+    owner, _, leaf = where.rpartition(".")
+    PARAMETRIZATIONS[kind](head.get_submodule(owner), leaf)
+    assert not changed(head, head.reset_parameters, TypeError, f"no effect on {where}, which is computed")
+    if where == "bias":
+        assert not changed(head, lambda: head.init_prior(3), TypeError, "init_prior would have no effect on bias")
