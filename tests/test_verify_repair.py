@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_proposals_come_with_inputs_that_predict_the_sets(build, options, monkey
     W = np.exp(rng.uniform(-3, 3, (40, 1))) * rng.standard_normal((40, 3))
     sets = [rng.choice(40, size, replace=False).tolist() for size in (1, 2, 3, 3)]
     sets.append(sets[1])
-    monkeypatch.setattr(repair_module, "proposals", lambda question, sets: iter([build(question, sets)]))
+    monkeypatch.setattr(repair_module, "ways", lambda *args: [partial(build, *args)])
     monkeypatch.setattr(repair_module, "SOLVED", -1)
     # Beside a bias polynomials are too small for the ball: sets need a solver there.
     for c in (None, rng.standard_normal(40)) if build is columns._one_for_each else (None,):
@@ -142,12 +143,13 @@ def test_equal_classes_are_told_apart_by_binary_digits(labels, options, monkeypa
     sets = [[i] for i in range(labels)]
     proposed = []
 
-    def rough(question, sets):  # as float32 rounds cosines of very many labels
-        for found in columns.proposals(question, sets):
+    def rough(way):  # as float32 rounds cosines of very many labels
+        found = way()
+        if found is not None:
             proposed.append(found.method)
-            yield found._replace(values=np.round(found.values, 0) if "trigonometric" in found.method else found.values)
+            return found._replace(values=np.round(found.values, 0) if "trigonometric" in found.method else found.values)
 
-    monkeypatch.setattr(repair_module, "proposals", rough)
+    monkeypatch.setattr(repair_module, "ways", lambda *args: [partial(rough, way) for way in columns.ways(*args)])
     report = verify(W, sets, **{"rule": "argmax"} | options if "threshold" not in options else options)
     assert report.counts()["UNARGMAXABLE"] == labels
     found = report.repair()
@@ -161,7 +163,7 @@ def test_equal_classes_are_told_apart_by_binary_digits(labels, options, monkeypa
 def test_binary_digits_beside_the_constant_column_of_a_head(monkeypatch):
     torch.manual_seed(0)
     head = sk.DFTHead(2, 12, 0, slack=1)  # only the first and the last along the one learned column can win
-    monkeypatch.setattr(repair_module, "proposals", lambda *args: iter([columns._binary_digits(*args)]))
+    monkeypatch.setattr(repair_module, "ways", lambda *args: [partial(columns._binary_digits, *args)])
     monkeypatch.setattr(repair_module, "SOLVED", -1)
     found = verify(head, [[i] for i in range(12)], rule="argmax").repair()
     assert len(found.impossible) == 10
@@ -173,7 +175,7 @@ def test_columns_that_leave_much_to_solve_are_given_up(monkeypatch):
     W = rng.standard_normal((60, 3))
     report = verify(W, [rng.choice(60, 4, replace=False).tolist() for _ in range(6)])
     hopeless = columns.Columns("zeros", np.zeros((60, 1)))
-    monkeypatch.setattr(repair_module, "proposals", lambda *_: iter([hopeless]))
+    monkeypatch.setattr(repair_module, "ways", lambda *_: [lambda: hopeless])
     assert report.repair().method == "not found"
     monkeypatch.setattr(repair_module, "SOLVED", 60 * 4 * 5)  # of six sets
     monkeypatch.setattr(pipeline, "newton", lambda *_: pytest.fail("solved"))
@@ -234,6 +236,19 @@ def test_sets_of_most_labels_count_by_what_they_leave_out():
     W = np.ones((4, 1))
     found = repaired(W, verify(W, [[0, 2]]))  # more runs than a DFT of four labels can follow
     assert found.heads == () and found.columns.shape == (4, 1)
+
+
+def test_progress_counts_the_ways_that_are_tried():
+    rng = np.random.default_rng(11)
+    report = verify(rng.standard_normal((60, 3)), [rng.choice(60, 4, replace=False).tolist() for _ in range(6)])
+    seen = []
+    quiet, shown = report.repair(progress=False), report.repair(progress=lambda done, total: seen.append((done, total)))
+    assert np.array_equal(quiet.columns, shown.columns)
+    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] and len({total for _, total in seen}) == 1
+    assert seen[0][0] == len(shown.heads) and seen[-1][1] > len(shown.heads)
+    for answer in (report, verify(np.eye(3), [[0]])):  # nothing is impossible in the second
+        with pytest.raises(TypeError, match="progress must be"):
+            answer.repair(progress="yes")
 
 
 def test_the_result_is_frozen():

@@ -124,7 +124,7 @@ def _verify(args: argparse.Namespace) -> int:
     reasons = gate.reasons(report)
     if checked is not None and not checked:
         reasons.append(f"a proof did not hold when it was checked: {checked}")
-    repair = report.repair()
+    repair = report.repair(progress=False if args.quiet or args.json else None)
     if columns is not None and repair:
         repair.save(columns)
     if args.json:

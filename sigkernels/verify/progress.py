@@ -1,4 +1,4 @@
-"""How far a verification, or a check of one, is: a progress bar, or a function of the caller's."""
+"""How far a verification is, or a check or a repair of one: a progress bar, or a function of the caller's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Asked: TypeAlias = bool | Callable[[int, int], None] | None
 
 
 class Progress:
-    """Counts sets that are done: a tqdm bar, a function of the caller's, or nothing."""
+    """Counts sets (or another unit) that are done: a tqdm bar, a function of the caller's, or nothing."""
 
     total: int
     done: int
     callback: Callable[[int, int], None] | None
 
-    def __init__(self, progress: Asked, total: int, what: str = "verify"):
+    def __init__(self, progress: Asked, total: int, what: str = "verify", unit: str = "set"):
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise TypeError(f"progress must be True, False, None or a function of (done, total), got {progress!r}")
         self.total, self.done = total, 0
@@ -26,7 +26,7 @@ class Progress:
 
             # None: only on a terminal, and only once it has taken two seconds.
             disable, delay = (None, 2.0) if progress is None else (False, 0.0)
-            self.bar = tqdm(total=total, desc=what, unit="set", disable=disable, delay=delay, leave=False)
+            self.bar = tqdm(total=total, desc=what, unit=unit, disable=disable, delay=delay, leave=False)
 
     def __enter__(self) -> Progress:
         return self

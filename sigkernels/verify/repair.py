@@ -14,8 +14,9 @@ from ..codes import CODES, guaranteed_size
 from .certificate import Certificate, Verdict
 from .files import write_arrays
 from .inputs import checked_question
+from .progress import Asked, Progress
 from .question import Question, active_labels, distinct_sets
-from .repair_columns import proposals
+from .repair_columns import ways
 
 if TYPE_CHECKING:
     from .report import Report
@@ -129,27 +130,34 @@ def _count(number: int, name: str) -> str:
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
-def repair(report: Report) -> Repair:
+def repair(report: Report, progress: Asked = None) -> Repair:
     """See :meth:`Report.repair`."""
     impossible = np.flatnonzero([v == Verdict.UNARGMAXABLE for v in report.verdicts])
     question = report.question
     none = np.zeros((question.labels, 0), question.stored.dtype)
-    if not len(impossible):
-        return Repair(impossible, none, "none", report)
     every = active_labels(report.sets)
     sets, place = distinct_sets([every[i] for i in impossible])
-    plans = [_head_plan(report, impossible, k, codes) for k, codes in _heads(question, sets)]
-    heads = tuple(plan for plan in plans if plan is not None)
-    found = Repair(impossible, none, "not found", report, heads)
-    for columns in proposals(question, sets):
-        stored = _in_stored_units(question, columns.values)
-        inputs = {} if columns.inputs is None else dict(zip(impossible.tolist(), columns.inputs[place], strict=True))
-        again = _verified_again(report, stored, inputs)
-        verdicts = again.verdicts[impossible]
-        if all(v == Verdict.ARGMAXABLE for v in verdicts):
-            return Repair(impossible, stored, columns.method, again, heads)
-        if found.report is report and all(v in POSSIBLE for v in verdicts):
-            found = Repair(impossible, stored, columns.method, again, heads)
+    kinds, tries = (_heads(question, sets), ways(question, sets)) if len(impossible) else ([], [])
+    with Progress(progress, len(kinds) + len(tries), "repair", "way") as bar:
+        plans = [_head_plan(report, impossible, k, codes) for k, codes in kinds]
+        bar.add(len(kinds))
+        heads = tuple(plan for plan in plans if plan is not None)
+        found = Repair(impossible, none, "not found" if len(impossible) else "none", report, heads)
+        for way in tries:
+            columns = way()
+            bar.add(1)
+            if columns is None:
+                continue
+            stored = _in_stored_units(question, columns.values)
+            inputs = (
+                {} if columns.inputs is None else dict(zip(impossible.tolist(), columns.inputs[place], strict=True))
+            )
+            again = _verified_again(report, stored, inputs)
+            verdicts = again.verdicts[impossible]
+            if all(v == Verdict.ARGMAXABLE for v in verdicts):
+                return Repair(impossible, stored, columns.method, again, heads)
+            if found.report is report and all(v in POSSIBLE for v in verdicts):
+                found = Repair(impossible, stored, columns.method, again, heads)
     return found
 
 

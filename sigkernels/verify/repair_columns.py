@@ -17,8 +17,9 @@ A set with signs y is possible for ``[W | V]`` when some input x and features t 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy import ndarray
@@ -45,8 +46,11 @@ class Columns(NamedTuple):
     inputs: ndarray | None = None
 
 
-def proposals(question: Question, sets: ActiveSets) -> Iterator[Columns]:
-    """Columns for these sets, fewest first as far as that is known; the last ones always do."""
+Way: TypeAlias = Callable[[], Columns | None]  # to find columns; None where it finds none
+
+
+def ways(question: Question, sets: ActiveSets) -> list[Way]:
+    """Ways to columns for these sets, fewest first as far as that is known; those of the last one always do."""
     sets = [active[active < question.labels] for active in sets]
     waves = max(len(runs_of(active, question.labels)) for active in sets)
     constant = bool(question.threshold_unit) or question.k >= 0  # such a column is there already
@@ -56,13 +60,13 @@ def proposals(question: Question, sets: ActiveSets) -> Iterator[Columns]:
     if question.domain == "all" and question.rule.is_free and question.labels > 1 and all(len(s) == 1 for s in sets):
         known[_binary_digits] = (question.labels - 1).bit_length()
     fewest = min(known.values())
+    found: list[Way] = []
     if question.is_dense and fewest > 1:
         if question.rule.name == "argmax" and question.k < 0:
-            yield Columns("half the squared norms", _lifted(question))
-        yield from _learned(question, sets, fewest)
-    for build, count in sorted(known.items(), key=lambda item: item[1]):
-        if question.labels * count <= DENSE:
-            yield build(question, sets)
+            found.append(partial(_lifted, question))
+        found += _searches(question, sets, fewest)
+    cheapest = sorted(known.items(), key=lambda item: item[1])
+    return found + [partial(build, question, sets) for build, count in cheapest if question.labels * count <= DENSE]
 
 
 def _one_for_each(question: Question, sets: ActiveSets) -> Columns:
@@ -129,38 +133,47 @@ def _row_norms(question: Question) -> ndarray:
     return np.where(norms > 0, norms, typical)
 
 
-def _lifted(question: Question) -> ndarray:
+def _lifted(question: Question) -> Columns:
     rows = question.weight[: question.labels, : question.inputs]
     largest = float(np.max(np.abs(rows))) or 1.0
     squares = np.sum((rows / largest) ** 2, axis=1, keepdims=True)
-    return -squares * (largest / max(float(squares.max()), 1e-300))
+    return Columns("half the squared norms", -squares * (largest / max(float(squares.max()), 1e-300)))
 
 
-def _learned(question: Question, sets: ActiveSets, fewer_than: int) -> Iterator[Columns]:
-    """Columns by least squares on the violated signs, from one on until a search succeeds."""
-    norms = _row_norms(question)
-    rows = question.matrix[: question.labels] / norms[:, None]
-    count = np.zeros(len(rows), dtype=np.int64)
+def _searches(question: Question, sets: ActiveSets, fewer_than: int) -> list[Way]:
+    """Searches for learned columns, from one on as long as there is time for them."""
+    count = np.zeros(question.labels, dtype=np.int64)
     for active in sets:
         count[active] += 1
-    mixed = np.flatnonzero((count > 0) & (count < len(sets)))
+    mixed = int(np.count_nonzero((count > 0) & (count < len(sets))))
+    found: list[Way] = []
     width = 1
     while width < fewer_than:
-        steps = int(min(STEPS, WORK / max(1, len(sets) * len(mixed) * (PASSES + question.d + width))))
+        steps = int(min(STEPS, WORK / max(1, len(sets) * mixed * (PASSES + question.d + width))))
         if steps < FEWEST_STEPS:
-            return
-        found = _fit(question, rows[mixed], _signs(sets, mixed), width, steps)
-        if found is not None:
-            x, t, v = found
-            values = np.zeros((len(rows), width))
-            values[mixed] = v
-            rest = np.setdiff1d(np.arange(len(rows)), mixed)
-            for part in np.array_split(rest, 1 + len(rest) * len(sets) // BLOCK):
-                reach = x @ rows[part].T
-                values[part, 0] = np.where(count[part] > 0, 1.0 - reach.min(axis=0), -1.0 - reach.max(axis=0))
-            largest = np.maximum(np.max(np.abs(values), axis=0), 1e-300)
-            yield Columns("learned columns", values / largest * norms[:, None], _inputs(question, x, t * largest))
+            break
+        found.append(partial(_learned, question, sets, count, width, steps))
         width += max(1, width // 3)
+    return found
+
+
+def _learned(question: Question, sets: ActiveSets, count: ndarray, width: int, steps: int) -> Columns | None:
+    """So many columns by least squares on the violated signs; ``count`` [n]: how many of the sets hold each label."""
+    norms = _row_norms(question)
+    rows = question.matrix[: question.labels] / norms[:, None]
+    mixed = np.flatnonzero((count > 0) & (count < len(sets)))
+    found = _fit(question, rows[mixed], _signs(sets, mixed), width, steps)
+    if found is None:
+        return None
+    x, t, v = found
+    values = np.zeros((len(rows), width))
+    values[mixed] = v
+    rest = np.setdiff1d(np.arange(len(rows)), mixed)
+    for part in np.array_split(rest, 1 + len(rest) * len(sets) // BLOCK):
+        reach = x @ rows[part].T
+        values[part, 0] = np.where(count[part] > 0, 1.0 - reach.min(axis=0), -1.0 - reach.max(axis=0))
+    largest = np.maximum(np.max(np.abs(values), axis=0), 1e-300)
+    return Columns("learned columns", values / largest * norms[:, None], _inputs(question, x, t * largest))
 
 
 def _fit(

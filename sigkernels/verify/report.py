@@ -247,8 +247,11 @@ class Report:
             question = checked_question(q.stored, bias, q.k, q.tol, q.box, q.rule, q.codes, q.domain, q.ball.name)
         return question
 
-    def repair(self) -> Repair:
+    def repair(self, *, progress: Asked = None) -> Repair:
         """The smallest change found that makes every ``UNARGMAXABLE`` set possible, verified again.
+
+        Args:
+            progress: as for ``sk.verify``, but it counts ways to repair the sets: the first that does ends the search.
 
         Returns:
             A ``Repair``: columns to append to W, with the report on ``[W | columns]``, and heads with fixed columns
@@ -256,7 +259,7 @@ class Report:
         """
         from .repair import repair
 
-        return repair(self)
+        return repair(self, progress)
 
     # What people look at
 
