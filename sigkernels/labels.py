@@ -214,7 +214,8 @@ class LabelSets:
     def cat(cls, parts: Iterable[LabelSets]) -> LabelSets:
         """The rows of all parts one after another; they must have one ``num_labels`` and one device."""
         if isinstance(parts, LabelSets) or not isinstance(parts, Iterable):
-            raise TypeError(f"parts must hold LabelSets, got {type(parts).__name__}; write cat([sets])")
+            got = "one LabelSets" if isinstance(parts, LabelSets) else type(parts).__name__
+            raise TypeError(f"parts must be a list of LabelSets, got {got}; write LabelSets.cat([first, second])")
         parts = list(parts)
         if not parts:
             raise ValueError("parts is empty, so num_labels is not known; use LabelSets.from_lists([], num_labels)")

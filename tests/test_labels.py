@@ -315,7 +315,11 @@ def test_data_frames_of_nullable_and_mixed_types():
         (lambda: LabelSets.of(None, 4, name="y"), TypeError, "y must be LabelSets.*got NoneType"),
         (lambda: LabelSets.of(torch.zeros(4), 4), ValueError, r"shape \[B, n\], got \(4,\); wrap one set"),
         (lambda: LabelSets.cat([]), ValueError, "parts is empty.*num_labels"),
-        (lambda: LabelSets.cat(LabelSets.from_lists([[1]], 5)), TypeError, r"got LabelSets; write cat\(\[sets\]\)"),
+        (
+            lambda: LabelSets.cat(LabelSets.from_lists([[1]], 5)),
+            TypeError,
+            r"list of LabelSets, got one LabelSets; write LabelSets.cat\(\[first, second\]\)",
+        ),
         (lambda: LabelSets.cat([[[1]]]), TypeError, r"parts\[0\] must be LabelSets, got list; use LabelSets.of"),
         (
             lambda: LabelSets.cat([LabelSets.from_lists([[1]], n) for n in (3, 4)]),
