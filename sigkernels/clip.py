@@ -44,6 +44,10 @@ def clip_grad_norm_(
     for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
         if value != math.inf and check_number(name, value) < 0:
             raise ValueError(f"{name} must be at least 0, got {value}")
+    if norm_type == 0:
+        raise ValueError(
+            "norm_type must be positive, got 0: it would count tensors; give 2.0, or math.inf for the largest"
+        )
     parameters = list(model.parameters())
     groups: dict[Any, list[Tensor]] = {None: []}  # by device mesh
     for p in parameters:

@@ -21,7 +21,7 @@ from .head_checks import check_projection, check_resets, check_writable, present
 from .layer import Layer, LayerMeta
 from .linear_head import LinearHead
 from .prior import Prior, log_odds
-from .sharding import LabelShard
+from .sharding import LabelShard, write_whole
 from .validation import check_int, check_number
 
 
@@ -120,8 +120,7 @@ class DFTHead(Head):
 
         Projection and slack are drawn as ``nn.Linear`` draws them; the labels start at the prior.
         """
-        check_resets(self.proj, self.in_features, self.width)
-        check_writable(self, "reset_parameters", "proj.weight", "proj.bias", "slack_weight", "bias")
+        check_resets(self, self.proj, self.width, "proj.weight", "proj.bias", "slack_weight", "bias")
         if self._log_odds is not None:
             self._check_prior_place("reset_parameters")
         self.proj.reset_parameters()
@@ -163,12 +162,12 @@ class DFTHead(Head):
     def _start_at_prior(self) -> None:
         if self._log_odds is None:
             return
-        self.proj.bias.zero_()
+        start = torch.zeros(self.width, dtype=self.proj.bias.dtype, device=self.proj.bias.device)
         if self.bias is None:
-            assert isinstance(self._log_odds, float)
-            self.proj.bias[0] = math.sqrt(self.num_labels) * self._log_odds
+            start[0] = math.sqrt(self.num_labels) * self._log_odds
         else:
-            self._set_label_bias(self.bias, self._log_odds)
+            write_whole(self.bias, self._log_odds)
+        write_whole(self.proj.bias, start)
 
     def get_extra_state(self) -> Tensor:
         """The mark of k and codes: heads with others can have parameters of the same shapes."""

@@ -103,13 +103,6 @@ class Head(nn.Module):
         """What has a row for each label, as the verbs use it (pruned, normalised or parametrized), and its shape."""
         raise NotImplementedError
 
-    @torch.no_grad()
-    def _set_label_bias(self, bias: Tensor, log_odds: Tensor | float) -> None:
-        if isinstance(log_odds, float):
-            bias.fill_(log_odds)
-        else:
-            bias.copy_(log_odds if self.shard is None else self.shard.distribute(self.own_labels(log_odds).to(bias)))
-
     def _label_parameter(self, *columns: int, device: Any, dtype: torch.dtype | None) -> Tensor:
         """An empty ``[n, *columns]``; of a sharded head a DTensor, of which each rank holds the rows of its labels."""
         if self.shard is None:

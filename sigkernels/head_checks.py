@@ -47,13 +47,20 @@ def check_projection(head: Head, proj: nn.Module, h: Tensor, width: int) -> None
         )
 
 
-def check_resets(proj: nn.Module | None, in_features: int, width: int) -> None:
-    """Refuses a projection that cannot be drawn again, before anything else is."""
+def check_resets(head: Head, proj: nn.Module | None, width: int, *names: str) -> None:
+    """Refuses parameters that ``reset_parameters`` cannot draw, before any of them is drawn."""
     if proj is not None and not callable(getattr(proj, "reset_parameters", None)):
         raise TypeError(
             f"reset_parameters draws the projection too, and proj is a {type(proj).__name__}, which has no "
-            f"reset_parameters; put nn.Linear({in_features}, {width}) in its place first, or make a new head"
+            f"reset_parameters; put nn.Linear({head.in_features}, {width}) in its place first, or make a new head"
         )
+    check_writable(head, "reset_parameters", *names)
+    for name in names:
+        if head.shard is not None and "." not in name and not head.shard.holds(getattr(head, name)):
+            raise TypeError(
+                f"reset_parameters cannot draw {name}, whose labels are sharded and which FSDP2 has sharded once more; call "
+                "it before fully_shard, or load a state dict"
+            )
 
 
 def check_writable(head: Head, verb: str, *names: str) -> None:

@@ -13,7 +13,7 @@ from .head_base import Head
 from .head_checks import check_projection, check_resets, check_writable, present
 from .layer import Layer, LayerMeta
 from .prior import Prior, log_odds
-from .sharding import LabelShard
+from .sharding import LabelShard, write_whole
 
 
 class LinearHead(Head):
@@ -77,8 +77,7 @@ class LinearHead(Head):
 
         With one seed, the same on any number of ranks.
         """
-        check_resets(self.proj, self.in_features, self.weight.shape[1])
-        check_writable(self, "reset_parameters", "proj.weight", "proj.bias", "weight", "bias")
+        check_resets(self, self.proj, self.weight.shape[1], "proj.weight", "proj.bias", "weight", "bias")
         if self.proj is not None:
             self.proj.reset_parameters()
         gain = nn.init.calculate_gain("leaky_relu", math.sqrt(5))  # as kaiming_uniform_(a=√5), to the last bit
@@ -88,7 +87,7 @@ class LinearHead(Head):
         if self.shard is not None:
             self.shard.broadcast(self)
         if self.bias is not None and self._log_odds is not None:
-            self._set_label_bias(self.bias, self._log_odds)
+            write_whole(self.bias, self._log_odds)
 
     @torch.no_grad()
     def init_prior(self, labels: Prior) -> None:
@@ -102,7 +101,7 @@ class LinearHead(Head):
             raise ValueError("init_prior needs a bias for each label; make the head with bias=True")
         check_writable(self, "init_prior", "bias")
         self._log_odds = log_odds(labels, self.num_labels, per_label=True)
-        self._set_label_bias(self.bias, self._log_odds)
+        write_whole(self.bias, self._log_odds)
 
     def _project(self, h: Tensor) -> Tensor:
         proj = self.proj

@@ -26,6 +26,21 @@ _SAMPLES = 16  # entries of h that ranks compare at every call
 _SAMPLED = 2**12  # entries of targets and settings
 
 
+@torch.no_grad()
+def write_whole(parameter: Tensor, value: Tensor | float) -> None:
+    """Writes all of a parameter, of which this rank may hold a part (sharded heads, FSDP2); every rank gives the same."""
+    if isinstance(value, float):
+        parameter.fill_(value)
+        return
+    if is_distributed(parameter):
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh = parameter.device_mesh  # type: ignore[attr-defined]
+        own = value.to(parameter.device, parameter.dtype)
+        value = DTensor.from_local(own, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    parameter.copy_(value)
+
+
 class LabelShard:
     """This rank's range of labels, ``start … stop-1`` of ``num_labels``, and the collectives over its group."""
 
@@ -91,9 +106,15 @@ class LabelShard:
         """This rank's rows of a parameter; their gradient is the mean over the data-parallel ranks."""
         if not is_distributed(tensor):
             return tensor
-        if tensor.device_mesh != self.mesh or list(tensor.placements) != self.placements:
-            check_memory(name, tensor)  # sharded once more, by FSDP2: refused
+        if not self.holds(tensor):
+            check_memory(name, tensor)  # refused
         return self.data_mean(tensor.to_local())
+
+    def holds(self, tensor: Any) -> bool:
+        """Whether this rank holds its rows of a parameter, which FSDP2 has not sharded once more."""
+        if not is_distributed(tensor):
+            return True
+        return bool(tensor.device_mesh == self.mesh and list(tensor.placements) == self.placements)
 
     def draw(self, parameter: Tensor, bound: float) -> None:
         """Draws uniformly in ±bound what one process would draw for all labels, and keeps the own ones."""

@@ -169,6 +169,27 @@ def _check_distributed_tensors(h, sets):
         sk.swap_output_layer(fully_shard(torch.nn.Sequential(torch.nn.Linear(WIDTH, N)), mesh=mesh), "0", K)
 
 
+def _check_priors_under_fsdp():
+    """Labels start at their prior in a head that FSDP2 has sharded: by init_prior, and when it was made without data."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, frequencies = torch.distributed.init_device_mesh("cpu", (2,)), torch.linspace(0.01, 0.2, N)
+    for make, prior in (
+        (lambda **given: sk.DFTHead(WIDTH, N, K, S, **given), 2.0),
+        (lambda **given: sk.DFTHead(WIDTH, N, K, S, bias=True, **given), frequencies),
+        (lambda **given: sk.LinearHead(WIDTH, N, **given), frequencies),
+    ):
+        want = {name: p for name, p in make(prior=prior).named_parameters() if "bias" in name}
+        late, made = make(), make(prior=prior, device="meta")
+        for head in (late, made):
+            fully_shard(head, mesh=mesh)
+        late.init_prior(prior)
+        made.to_empty(device="cpu").reset_parameters()
+        for head in (late, made):
+            for name, bias in want.items():
+                torch.testing.assert_close(head.get_parameter(name).full_tensor(), bias)
+
+
 def accumulators():
     propensity = sk.metrics.propensities(torch.arange(N), 1000)
     return [
@@ -242,6 +263,7 @@ def _worker(rank: int, folder) -> None:
         monkeypatch.undo()
         _check_compiled(head, h, sets)
         _check_distributed_tensors(h.float(), sets)
+        _check_priors_under_fsdp()
         _check_metrics(rank)
         torch.save((grad, out), folder / f"{rank}.pt")
         leave(folder, rank)
@@ -276,6 +298,8 @@ def test_clipping_without_shards_is_torchs():
         sk.clip_grad_norm_(head.parameters(), 1.0)
     with pytest.raises(ValueError, match=r"max_norm must be at least 0, got -1\.0"):
         sk.clip_grad_norm_(head, -1.0)
+    with pytest.raises(ValueError, match=r"norm_type must be positive, got 0"):
+        sk.clip_grad_norm_(head, 1.0, norm_type=0)
     assert sk.clip_grad_norm_(torch.nn.ReLU(), 1.0) == 0
 
 

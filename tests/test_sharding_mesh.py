@@ -101,6 +101,13 @@ def _check_fsdp_times_labels(mesh: DeviceMesh) -> None:
             torch.testing.assert_close(full(p.grad), grads[key], msg=lambda m, k=key: f"{name} {k}: {m}")  # noqa: B023
         with pytest.raises(TypeError, match=r"is a DTensor.*unshard\(\) of that module first"):
             model["head"].weight_matrix()
+        frequencies = torch.linspace(0.1, 0.3, N)
+        model["head"].init_prior(frequencies)
+        torch.testing.assert_close(full(model["head"].bias), torch.logit(frequencies))
+        before = [p.to_local().clone() for p in model["head"].parameters()]
+        with pytest.raises(TypeError, match=r"cannot draw (slack_)?weight, .* call it before fully_shard"):
+            model["head"].reset_parameters()
+        assert all(torch.equal(p.to_local(), old) for p, old in zip(model["head"].parameters(), before, strict=True))
 
 
 def trained(name: str, **mesh) -> tuple[nn.ModuleDict, list[torch.optim.Optimizer]]:
