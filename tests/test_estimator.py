@@ -251,6 +251,13 @@ def test_pandas_frames():
         model.fit(frame.astype({"a": object}).replace({"a": {1.0: "x"}}), DENSE)
 
 
+def test_tensors_of_any_floating_dtype_are_taken():
+    """Encoders give bfloat16, which numpy does not have."""
+    features, model = torch.from_numpy(X).bfloat16(), tiny(epochs=1)
+    model.fit(features, DENSE, sample_weight=torch.ones(48, dtype=torch.bfloat16))
+    np.testing.assert_array_equal(model.predict_proba(features), model.predict_proba(features.float().numpy()))
+
+
 def test_it_works_without_scikit_learn():
     code = """
 import sys

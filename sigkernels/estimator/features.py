@@ -80,7 +80,10 @@ class Features:
 
 
 def _numbers(X: Any) -> np.ndarray:
-    array = np.asarray(X.detach().cpu() if isinstance(X, Tensor) else X)
+    if isinstance(X, Tensor):
+        X = X.detach().cpu()
+        X = X.float() if X.dtype == torch.bfloat16 else X  # which numpy does not have
+    array = np.asarray(X)
     if array.dtype.kind != "O":
         return array
     try:
