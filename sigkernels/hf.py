@@ -35,6 +35,15 @@ class HeadMixin:
 
     config: Any
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[: cls.__mro__.index(HeadMixin)]:
+            if issubclass(base, nn.Module) and "_init_weights" in vars(base) and not issubclass(base, HeadMixin):
+                raise TypeError(
+                    f"the _init_weights of {base.__name__}, which does not know heads, stands before that of HeadMixin: name "
+                    f"the mixin first, class {cls.__name__}(HeadMixin, …)"
+                )
+
     def build_head(self, in_features: int) -> DFTHead:
         """The head that ``config.head`` describes, over ``config.num_labels`` labels."""
         settings = getattr(self.config, "head", None)

@@ -239,6 +239,14 @@ def test_a_class_without_the_mixin_is_refused(hugging_face, base):
         Unaware.from_pretrained(base, config=hugging_face["config"])
 
 
+def test_a_mixin_that_comes_too_late_is_refused(hugging_face):
+    """The model's own _init_weights would be called, and leave the head whatever lay in memory."""
+    from transformers import BertForSequenceClassification
+
+    with pytest.raises(TypeError, match=r"of (Bert)?PreTrainedModel.*stands before.*class Late\(HeadMixin, …\)"):
+        type("Late", (BertForSequenceClassification, hugging_face["HeadMixin"]), {})
+
+
 def test_the_config_has_to_describe_the_head(hugging_face, base):
     with pytest.raises(ValueError, match=r"config.head must hold the arguments of the DFTHead.*got None"):
         hugging_face["BertForManyLabels"](hugging_face["BertConfig"].from_pretrained(base))
