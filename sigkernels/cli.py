@@ -93,7 +93,9 @@ class _Output:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. ``SIGKERNELS_DEBUG=1`` shows the traceback of a refused input."""
-    args = build_parser().parse_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:  # said with the command, whose help lists what there is
+        Parser(prog=f"sigkernels {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with contextlib.redirect_stdout(cast(TextIO, _Output(sys.stdout or io.StringIO()))) as output:
             code: int = importlib.import_module(COMMANDS[args.command]).run(args)

@@ -35,13 +35,22 @@ def test_module_and_version():
     assert (done.returncode, done.stdout.strip()) == (0, f"sigkernels {sk.__version__}")
 
 
-@pytest.mark.parametrize("args", [[], ["train"], ["env", "--yaml"], ["verify"], ["demo", "--epochs", "many"]])
-def test_bad_arguments_exit_with_2_and_one_line(args, capsys):
+BAD_ARGUMENTS = {
+    "sigkernels": [[], ["train"]],
+    "sigkernels env": [["env", "--yaml"]],
+    "sigkernels verify": [["verify"], ["verify", "w.npy", "l.txt", "--workers", "2"]],
+    "sigkernels demo": [["demo", "--epochs", "many"]],
+}
+
+
+@pytest.mark.parametrize(("prog", "args"), [(prog, args) for prog, each in BAD_ARGUMENTS.items() for args in each])
+def test_bad_arguments_exit_with_2_and_one_line(prog, args, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(args)
     assert stopped.value.code == 2
     captured = capsys.readouterr()
-    assert "error:" in captured.err and "--help" in captured.err and captured.err.count("\n") == 1
+    assert captured.err.startswith(f"{prog}: error: ") and captured.err.endswith(f"; see {prog} --help\n")
+    assert captured.err.count("\n") == 1
     assert captured.out == ""
 
 

@@ -84,6 +84,11 @@ def test_two_heads_need_a_name(files, capsys):
     assert "Say --weight NAME" in capsys.readouterr().err
 
 
+def test_a_file_without_a_matrix_says_so(files, capsys):
+    assert call(files / "csr.npz", files / "yes.txt") == 2
+    assert "has no matrix [labels, features], which an output layer is; it holds indices" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("names", "weight", "bias"),
     [

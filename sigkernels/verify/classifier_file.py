@@ -134,6 +134,9 @@ def _which_matrix(path: str, arrays: dict[str, Any], key: str | None) -> str:
     if len(arrays) == 1:
         return next(iter(arrays))
     matrices = [name for name, a in arrays.items() if a.ndim == 2]
+    if not matrices:
+        shown = f"; it holds {', '.join(sorted(arrays)[:8])}" if arrays else ""
+        raise BadFile(f"{path}: has no matrix [labels, features], which an output layer is{shown}")
     # A [n, 1] beside a matrix of n rows is a bias.
     columns = [name for name in matrices if arrays[name].shape[1] == 1]
     wide = [name for name in matrices if name not in columns]
@@ -143,7 +146,7 @@ def _which_matrix(path: str, arrays: dict[str, Any], key: str | None) -> str:
     known = [name for name in matrices if _bare(name) in WEIGHT_NAMES]
     if len(slack) + len(known) == 1:
         return (slack + known)[0]
-    shown = ", ".join(sorted(matrices)[:8]) or "none"
+    shown = ", ".join(sorted(matrices)[:8])
     raise BadFile(f"{path}: which matrix is the output layer? Say --weight NAME (matrices: {shown})")
 
 
