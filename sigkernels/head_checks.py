@@ -50,9 +50,10 @@ def check_projection(head: Head, proj: nn.Module, h: Tensor, width: int) -> None
 def check_resets(head: Head, proj: nn.Module | None, width: int, *names: str) -> None:
     """Refuses parameters that ``reset_parameters`` cannot draw, before any of them is drawn."""
     if proj is not None and not callable(getattr(proj, "reset_parameters", None)):
+        kind = f"{type(proj).__module__}.{type(proj).__name__}"  # a quantized Linear is a Linear too
         raise TypeError(
-            f"reset_parameters draws the projection too, and proj is a {type(proj).__name__}, which has no "
-            f"reset_parameters; put nn.Linear({head.in_features}, {width}) in its place first, or make a new head"
+            f"reset_parameters draws the projection too, and proj is a {kind}, which has no reset_parameters; put "
+            f"nn.Linear({head.in_features}, {width}) in its place first, or make a new head"
         )
     check_writable(head, "reset_parameters", *names)
     for name in names:
