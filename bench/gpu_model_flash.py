@@ -49,6 +49,8 @@ _CUDA: dict[str, Any] = {
     ],
     "branches": [
         {"at": r"if \(p\.(basis|coef)\)", "take": "not dft"},
+        {"at": r"if \(apart\(\)\)", "take": "not dft or packed"},
+        {"at": r"if \(packed\(\)\)", "take": "not packed"},
         {"at": r"if \(any\) turn", "take": "chunk % 2 == 0"},
         {"at": r"if \(losses\.factors > ", "take": "chunk != 0"},
         {"at": _ALWAYS, "take": True},
@@ -93,7 +95,13 @@ class CUDAShape(NamedTuple):
         there = max(x + 2 * weight + self.rows * (self.tile * self.size + 16), 98 * 1024)
         return steps * self.depth if x + weight + self.rows * (steps * 32 + 16) + steps * 512 <= there else 0
 
-    def source(self, x_moves: bool, piece: int, wide: bool, add: bool, inside: bool) -> str:
+    def basis_at(self, slack: int, blank: int) -> int:
+        """``place_of_basis`` of fused_loss.cu"""
+        columns = self.steps * self.depth
+        at = max(columns - 16, -(-slack // 4) * 4)
+        return at if at - (columns - 16) <= blank else columns
+
+    def source(self, x_moves: bool, piece: int, wide: bool, add: bool, inside: bool, basis_at: int) -> str:
         """A unit that has this kernel alone, for one group of rows. Constants say how rows and weights are copied, where
         gradients go, and whether coefficients are made here: of the branches there the walk cannot tell which is which."""
         numbers = ", ".join(map(str, self[1:]))
@@ -104,7 +112,7 @@ __global__ void __launch_bounds__(sk::THREADS, 1) fused_loss_kernel(const sk::Fu
     SK_DYNAMIC_SHARED(memory);
     auto p = given;
     p.x_moves = {int(x_moves)}, p.weight_piece = {piece}, p.pairs = {int(piece > self.size)};
-    p.wide = {int(wide)}, p.accumulate = {int(add)}, p.batch = min(p.batch, S::ROWS);
+    p.basis_at = {basis_at}, p.wide = {int(wide)}, p.accumulate = {int(add)}, p.batch = min(p.batch, S::ROWS);
     {coefficients};
     sk::FusedLoss<S>(p, memory, 0).run();
 }}
@@ -165,7 +173,15 @@ _WHOLE: dict[str, Any] = {name: value for name, value in _CUDA.items() if name !
 
 @functools.cache
 def _cuda_seconds(
-    machine: str, shape: CUDAShape, rows: int, slack: int, features: int, wide: bool, add: bool, inside: bool
+    machine: str,
+    shape: CUDAShape,
+    rows: int,
+    slack: int,
+    features: int,
+    wide: bool,
+    add: bool,
+    inside: bool,
+    blank: int,
 ) -> tuple[float, float]:
     """Of a group of rows on one multiprocessor: a tile of labels, and all that comes before and after the tiles. ``wide``:
     sums for a gradient in float32 are written, ``add``: and read before. Rows of x begin with the DFT's ``features``, whose
@@ -173,10 +189,12 @@ def _cuda_seconds(
     m, width = MACHINES[machine], slack * shape.size
     piece = _piece(width)
     moves = _piece((features + slack) * shape.size, features * shape.size) < 16
-    cubin = _cuda_cubin(shape, int(moves), piece, int(wide or shape.size == 4), int(add), int(inside))
+    columns = shape.steps * shape.depth
+    basis_at = shape.basis_at(slack, blank) if features else columns
+    cubin = _cuda_cubin(shape, int(moves), piece, int(wide or shape.size == 4), int(add), int(inside), basis_at)
     (registers,) = sass.registers(cubin).values()
     known = dict(
-        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=features > 0, sharing=8 // shape.row_warps,
+        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=features > 0, packed=basis_at < columns, sharing=8 // shape.row_warps,
         steps=-(-rows // (2 * shape.depth)) * 2, passes=shape.tile * shape.steps * 32 // (256 * piece),
         copies_of_x=-(-shape.rows * (2 * shape.steps + 1) // 256), tile_bytes=shape.tile * (shape.steps * 32 + 16 * shape.size + 16),
         copies_of_features=-(-shape.rows * (2 * shape.features // shape.depth + 1) // 256), aligned_rows=shape.rows // (8 * (4 if shape.row_tiles * shape.steps <= 8 else 2)),
@@ -193,6 +211,8 @@ def _cuda_seconds(
 
 def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> tuple[float, int]:
     """Seconds and launches of a step by the kernel in CUDA C++; infinite where it refuses."""
+    import torch
+
     m, shape = MACHINES[machine], cuda_shape(machine, dtype, s, batch)
     turns = makes_features("tf32" if dtype == "tf32" else "bfloat16", batch)
     sizes = FlashSizes(
@@ -201,13 +221,16 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
     columns = 2 * k + 1 if k >= 0 else 0
     inside = 0 < columns <= shape.features and batch <= shape.rows
     labels = flash_pass.block_labels(n, sizes)
+    blank = (
+        flash_pass.blank_columns(n, k, labels, torch.bfloat16 if dtype == "bf16" else torch.float32) if k >= 0 else 0
+    )
 
     def kernel(rows: int) -> float:
         several = batch > shape.rows
         seconds = 0.0
         for first in range(0, rows, shape.rows):
             group = min(shape.rows, rows - first)
-            tile, outside = _cuda_seconds(machine, shape, group, s, columns, several, first > 0, inside)
+            tile, outside = _cuda_seconds(machine, shape, group, s, columns, several, first > 0, inside, blank)
             seconds += max(labels / shape.tile, 1) * tile + outside
         return seconds
 

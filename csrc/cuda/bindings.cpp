@@ -24,7 +24,7 @@ sk::DType dtype_of(const std::string& name) {
 
 // The fields of a launch and of a loss, in the order in which they are handed over: names would take three times as long.
 #define FLASH_FIELDS(F)                                                                                              \
-    F(x) F(weight) F(bias) F(basis) F(coef) F(waves) F(features) F(wave_steps) F(x_stride) F(batch) F(labels) F(slack) \
+    F(x) F(weight) F(bias) F(basis) F(coef) F(waves) F(blank) F(features) F(wave_steps) F(x_stride) F(batch) F(labels) F(slack) \
     F(block_labels) F(blocks) F(indices) F(offsets) F(dense) F(dense_type) F(dense_stride) F(label_start)              \
     F(label_weight) F(pos_weight) F(row_factor) F(out_scale) F(scale) F(wide) F(accumulate) F(grad_weight)             \
     F(grad_bias) F(grad_coef) F(weight_sums) F(bias_sums) F(slabs) F(row_sums) F(totals) F(turns) F(factors)

@@ -21,7 +21,7 @@ __device__ __forceinline__ void FusedLoss<S>::load_coef() {
                 const int row = base + row0 + 16 * m + i % 2 * 8 + lane() / 4;
                 const int column = S::DEPTH * step + (lane() % 4 + i / 2 * 4) * (4 / int(sizeof(T)));
                 if (row >= p.batch) continue;
-                const T* at = p.coef + (int64_t(row) * gridDim.x + blockIdx.x) * S::RANK + column;
+                const T* at = p.coef + (int64_t(row) * gridDim.x + blockIdx.x) * RANK + column;
                 coef[m][step][i] = *reinterpret_cast<const uint32_t*>(at);
             }
 }
@@ -102,6 +102,28 @@ __device__ __forceinline__ void FusedLoss<S>::make_coef() {
 #pragma unroll
         for (int step = 0; step < S::RANK_STEPS; ++step) K::left_of_sums(coef[m][step], sums[m] + step);
     clear_next();  // where features lay
+}
+
+// The coefficients into the columns of x that slack leaves: in registers where x is held there, else in shared memory, which
+// one of the warps with the same rows does.
+template <class S>
+__device__ __forceinline__ void FusedLoss<S>::pack_coef() {
+    constexpr int BEFORE = S::STEPS - S::RANK_STEPS;
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int step = 0; step < S::RANK_STEPS; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int column = S::DEPTH * (BEFORE + step) + (lane() % 4 + i / 2 * 4) * (4 / int(sizeof(T)));
+                if (column < p.basis_at) continue;
+                if (S::HOLDS_X) {
+                    x[S::HOLDS_X ? m : 0][S::HOLDS_X ? BEFORE + step : 0][i] = coef[m][step][i];
+                } else if (label_warp() == 0) {
+                    unsigned char* at = shared + (row0 + 16 * m + i % 2 * 8 + lane() / 4) * S::X_STRIDE;
+                    *reinterpret_cast<uint32_t*>(at + column * int(sizeof(T))) = coef[m][step][i];
+                }
+            }
 }
 
 }  // namespace

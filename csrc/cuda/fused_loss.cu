@@ -34,7 +34,13 @@ LossArgs loss_args(const Flash& f) {
     return a;
 }
 
-template <class T>
+// FusedLossArgs::basis_at: the columns of slack leave room in the last 16 of `columns` for what is not blank, or do not.
+int place_of_basis(const Flash& f, int columns) {
+    const int at = std::max(columns - RANK, int(f.slack + 3) / 4 * 4);
+    return f.basis && at - (columns - RANK) <= f.blank ? at : columns;
+}
+
+template <class S, class T = typename S::Scalar>
 FusedLossArgs<T> args_of(const Flash& f) {
     FusedLossArgs<T> a{};
     a.x = static_cast<const T*>(f.x), a.weight = static_cast<const T*>(f.weight);
@@ -42,7 +48,7 @@ FusedLossArgs<T> args_of(const Flash& f) {
     a.coef = static_cast<const T*>(f.coef), a.waves = static_cast<const T*>(f.waves);
     a.features = int(f.features), a.wave_steps = int(f.wave_steps);
     a.x_stride = f.x_stride, a.batch = int(f.batch), a.labels = int(f.labels), a.slack = int(f.slack);
-    a.block_labels = int(f.block_labels);
+    a.block_labels = int(f.block_labels), a.basis_at = place_of_basis(f, S::COLUMNS);
     const int64_t row = f.slack * int64_t(sizeof(T));
     a.x_moves = piece_of(f.x, f.x_stride * int64_t(sizeof(T)), 0) < 16, a.weight_piece = piece_of(f.weight, row, row);
     a.loss = loss_args(f);
@@ -59,7 +65,7 @@ FusedLossArgs<T> args_of(const Flash& f) {
 void fused_loss(const LaunchOn& on, const Flash& f) {
     with_shape(f.dtype, f.batch, f.slack, shared_limit(on.device), [&](auto shape) {
         using S = decltype(shape);
-        launch(on, "fused_loss", fused_loss_kernel<S>, f.blocks, S::BYTES, args_of<typename S::Scalar>(f));
+        launch(on, "fused_loss", fused_loss_kernel<S>, f.blocks, S::BYTES, args_of<S>(f));
     });
 }
 

@@ -18,11 +18,14 @@ struct FusedLossArgs {
     const T* x;       // [batch, slack], rows x_stride numbers apart
     const T* weight;  // [labels, slack]
     const T* bias;    // [labels] or null
-    const T* basis;   // [block_labels, 16] or null
+    const T* basis;   // [block_labels, 16] or null: lies beside weight, from column `basis_at` on
     const T* coef;    // [batch, blocks, 16] or null: the kernel makes them, of the `features` numbers before x in its rows
     const T* waves;   // [blocks, wave_steps, 32 lanes, 2, 2]: right operands; or null
     int64_t x_stride;
     int batch, labels, slack, block_labels, features, wave_steps;
+    // Where slack leaves room in the last 16 columns of S::COLUMNS, the number there, a multiple of 4, from which on basis and
+    // coef are no zeros and take the place; else, and without a basis, S::COLUMNS: they have 16 columns of their own.
+    int basis_at;
     int weight_piece;  // bytes: the longest copies that weight is aligned to
     int x_moves;       // rows of x do not begin at multiples of 16 bytes
     LossArgs loss;
@@ -72,17 +75,22 @@ struct FusedLoss {
         return reinterpret_cast<float*>(shared + S::AT_BIAS) + buffer * S::TILE;
     }
 
+    // Whether basis and coef lie in columns that slack leaves.
+    __device__ __forceinline__ bool packed() const { return p.basis_at < S::COLUMNS; }
+    __device__ __forceinline__ bool apart() const { return p.basis && !packed(); }
+
     // Begins to bring a tile of weight and basis. FILL: into memory that has no zeros, where rows or columns are missing.
     template <bool FILL>
     __device__ __forceinline__ void fetch(int label, int buffer) const {
-        const int rows = min(S::TILE, last - label), bytes = p.slack * int(sizeof(T));
+        const int rows = min(S::TILE, last - label), bytes = p.slack * int(sizeof(T)), end = p.basis_at * int(sizeof(T));
         copy_rows<S::STEPS * STEP_BYTES, S::TILE, FILL>(w(buffer), S::W_STRIDE, p.weight + int64_t(label) * p.slack, bytes, rows,
-                                                  bytes, p.weight_piece);
-        constexpr int BASIS = S::RANK * int(sizeof(T));
+                                                  bytes, end, p.weight_piece);
+        constexpr int BASIS = RANK * int(sizeof(T));
+        const int skip = packed() ? p.basis_at - (S::COLUMNS - RANK) : 0, left = BASIS - skip * int(sizeof(T));
         if (p.basis)
-            copy_rows<16, BASIS, S::TILE, FILL>(
-                w(buffer) + S::STEPS * STEP_BYTES, S::W_STRIDE,
-                reinterpret_cast<const unsigned char*>(p.basis + int64_t(label - first) * S::RANK), BASIS, rows, BASIS);
+            copy_rows<4 * int(sizeof(T)), BASIS, S::TILE, FILL>(
+                w(buffer) + end, S::W_STRIDE,
+                reinterpret_cast<const unsigned char*>(p.basis + int64_t(label - first) * RANK + skip), BASIS, rows, left, left);
     }
 
     __device__ __forceinline__ const unsigned char* x_row(int row) const {
@@ -108,6 +116,7 @@ struct FusedLoss {
     __device__ __forceinline__ void load_coef();
     __device__ __forceinline__ void begin_coef() const;
     __device__ __forceinline__ void make_coef();
+    __device__ __forceinline__ void pack_coef();
 
     // x, which has been brought as it lies in memory, to where its rows begin; tf32 to the nearest, since the tensor cores would
     // cut digits off.
@@ -181,7 +190,7 @@ struct FusedLoss {
 #pragma unroll
                 for (int m = 0; m < M; ++m) z[m][n][i] = start;
             }
-        if (p.basis) {
+        if (apart()) {
 #pragma unroll
             for (int step = 0; step < S::RANK_STEPS; ++step) {
                 const Left* left[M];
@@ -237,7 +246,7 @@ struct FusedLoss {
             const unsigned char* at = from + step * S::DEPTH * S::W_STRIDE;
 #pragma unroll
             for (int c = 0; c < S::COLUMNS / 16; ++c) add_product(&grad_x[0][2 * c], S::COLUMNS / 8, left, at + c * 16 * int(sizeof(T)));
-            if (p.basis) add_product(&grad_coef[0][0], 2, left, at + S::STEPS * STEP_BYTES);
+            if (apart()) add_product(&grad_coef[0][0], 2, left, at + S::STEPS * STEP_BYTES);
         }
     }
 
@@ -346,7 +355,7 @@ struct FusedLoss {
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         }
-        constexpr int BLOCKS = S::COLUMNS / 16;  // of slack columns; one more is the basis
+        constexpr int BLOCKS = S::COLUMNS / 16;  // of slack columns; one more is the basis, where it is apart
         const Meeting<S> meeting(shared, label_warp());
         auto* row_sums = reinterpret_cast<float*>(shared + S::AT_ROW_SUMS);  // [LABEL_WARPS, ROWS]
         __syncthreads();  // all that lay there has been read
@@ -357,12 +366,17 @@ struct FusedLoss {
         if (p.slabs) {
 #pragma unroll
             for (int c = 0; c < BLOCKS; ++c) meeting.leave(c, grad_x, 2 * c);
-            if (p.grad_coef) meeting.leave(BLOCKS, grad_coef, 0);
+            if (p.grad_coef && apart()) meeting.leave(BLOCKS, grad_coef, 0);
         }
         __syncthreads();
         if (thread() >= THREADS - 32)  // a warp that owns no more columns than others
             finish_rows<S>(row_sums, rows, p.row_sums + int64_t(blockIdx.x) * p.batch + base, p.totals + blockIdx.x, base);
         if (!p.slabs) return;
+        const auto put_coef = [&](int row, int column, float first, float second) {
+            if (row0 + row >= rows) return;
+            T* to = p.grad_coef + WavesArgs<T>::place(base + row0 + row, int(gridDim.x), int(blockIdx.x), column);
+            to[0] = operand<T>(first), to[WavesArgs<T>::PER] = operand<T>(second);
+        };
         float* slab = p.slabs + (int64_t(blockIdx.x) * p.batch + base + row0) * p.slack;
 #pragma unroll
         for (int c = 0; c < BLOCKS; ++c)
@@ -370,13 +384,12 @@ struct FusedLoss {
                 float* to = slab + row * p.slack + 16 * c + column;
                 if (row0 + row < rows && 16 * c + column < p.slack) to[0] = pair[0];
                 if (row0 + row < rows && 16 * c + column + 1 < p.slack) to[1] = pair[1];
+                if (c < BLOCKS - 1 || !packed() || !p.grad_coef) return;
+                const bool mine = 16 * c + column >= p.basis_at;  // else of slack, or of neither
+                put_coef(row, column, mine ? pair[0] : 0.0f, mine ? pair[1] : 0.0f);
             });
-        if (!p.grad_coef) return;
-        meeting.take(BLOCKS, grad_coef, 0, [&](int row, int column, const float* pair) {
-            if (row0 + row >= rows) return;
-            T* to = p.grad_coef + WavesArgs<T>::place(base + row0 + row, int(gridDim.x), int(blockIdx.x), column);
-            to[0] = operand<T>(pair[0]), to[WavesArgs<T>::PER] = operand<T>(pair[1]);
-        });
+        if (p.grad_coef && apart())
+            meeting.take(BLOCKS, grad_coef, 0, [&](int row, int column, const float* pair) { put_coef(row, column, pair[0], pair[1]); });
     }
 
     __device__ __forceinline__ void run() {
@@ -391,6 +404,7 @@ struct FusedLoss {
         if (thread() < S::TILE) bias(0)[thread()] = first_bias;
         load_x();
         if (S::FEATURES && p.waves) make_coef();
+        if (packed()) pack_coef();
         int buffer = 0;
         for (int label = first; label < last; label += S::TILE, buffer ^= 1) {
             wait_for_copies();

@@ -23,7 +23,7 @@ struct LaunchOn {
 struct Flash {
     DType dtype;
     const void *x, *weight, *bias, *basis, *coef, *waves;
-    int64_t features, wave_steps, x_stride, batch, labels, slack, block_labels, blocks;
+    int64_t blank, features, wave_steps, x_stride, batch, labels, slack, block_labels, blocks;
     const int64_t *indices, *offsets;
     const void* dense;
     std::string dense_type;  // torch's name of it

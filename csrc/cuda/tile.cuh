@@ -5,6 +5,8 @@
 
 namespace sk {
 
+constexpr int RANK = 16;  // columns of the DFT part of a block
+
 // The shape of a block's work. A block keeps ROWS rows of x, and in the registers of its warps their gradient, while it
 // walks over its labels, TILE at a time. Warp w has the w / LABEL_WARPS-th WARP_ROWS rows and every LABEL_WARPS-th chunk of
 // labels.
@@ -19,7 +21,6 @@ struct Shape {
     static constexpr int WARP_ROWS = 16 * ROW_TILES;
     static constexpr int ROWS = WARP_ROWS * ROW_WARPS_;
     static constexpr int COLUMNS = STEPS * DEPTH;  // of slack; 16 more are the basis
-    static constexpr int RANK = 16;
     static constexpr int RANK_STEPS = RANK / DEPTH;
     static constexpr bool HOLDS_X = ROW_TILES * STEPS <= 8;  // in registers
     static constexpr int CHUNK = ROW_TILES * COLUMNS > 128 ? 16 : 32;  // labels that a warp has in registers
@@ -54,15 +55,15 @@ struct Shape {
 };
 
 // Rows, of ROWS at the most, whose pieces of BYTES bytes are dealt out to the threads; pieces of 2 bytes are too short to
-// be copied asynchronously, so several are on their way at a time. FILL: zeros for what is not there.
+// be copied asynchronously, so several are on their way at a time. FILL: zeros for what is not there in the first `width` bytes.
 template <int BYTES, int MOST, int ROWS, bool FILL>
 __device__ __forceinline__ void copy_rows(unsigned char* to, int stride, const unsigned char* from, int64_t from_stride,
-                                          int rows, int bytes) {
+                                          int rows, int bytes, int width) {
     constexpr int ACROSS = MOST / BYTES, DOWN = THREADS / ACROSS;
     constexpr int PASSES = (ROWS + DOWN - 1) / DOWN, MANY = PASSES < 4 ? PASSES : 4;
     static_assert(THREADS % ACROSS == 0 && PASSES % MANY == 0, "a row has a power of two of pieces");
     const int now = thread_again(), at = now % ACROSS * BYTES, first = now / ACROSS;
-    const int stop = at < bytes ? rows - first : 0, end = FILL ? ROWS - first : stop;
+    const int stop = at < bytes ? rows - first : 0, end = !FILL ? stop : at < width ? ROWS - first : 0;
     to += first * stride + at, from += first * from_stride + at;
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass += MANY) {
@@ -84,15 +85,16 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, int stride, const u
     }
 }
 
-// Rows of `bytes` <= MOST bytes in pieces of `piece` (16, 8, 4 or 2) bytes, which all rows and strides are multiples of.
+// Rows of `bytes` <= `width` <= MOST bytes in pieces of `piece` (16, 8, 4 or 2) bytes, which all of them and the strides are
+// multiples of.
 template <int MOST, int ROWS, bool FILL>
 __device__ __forceinline__ void copy_rows(unsigned char* to, int stride, const void* from, int64_t from_stride, int rows,
-                                          int bytes, int piece) {
+                                          int bytes, int width, int piece) {
     const auto* source = static_cast<const unsigned char*>(from);
-    if (piece == 16) copy_rows<16, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes);
-    else if (piece == 8) copy_rows<8, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes);
-    else if (piece == 4) copy_rows<4, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes);
-    else copy_rows<2, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes);
+    if (piece == 16) copy_rows<16, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes, width);
+    else if (piece == 8) copy_rows<8, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes, width);
+    else if (piece == 4) copy_rows<4, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes, width);
+    else copy_rows<2, MOST, ROWS, FILL>(to, stride, source, from_stride, rows, bytes, width);
 }
 
 // The bytes from a multiple of 16 to `at`.

@@ -161,6 +161,7 @@ class FlashFields(NamedTuple):
     basis: int
     coef: int
     waves: int
+    blank: int  # columns of basis
     features: int  # those whose coefficients the kernel makes of them
     wave_steps: int  # of waves
     x_stride: int
@@ -241,7 +242,7 @@ class CUDAKernels:
         ]  # fmt: skip
         gradient = launch.grad_weight if launch.grad_weight is not None else launch.grad_bias
         fields = FlashFields(
-            x.data_ptr(), launch.weight.data_ptr(), bias, basis, coef, waves_at, features,
+            x.data_ptr(), launch.weight.data_ptr(), bias, basis, coef, waves_at, launch.blank, features,
             0 if waves is None else waves.shape[1], x.stride(0), x.shape[0], launch.weight.shape[0], x.shape[1],
             launch.block_labels, launch.blocks, indices, offsets, dense_at,
             "" if dense is None else str(dense.dtype).removeprefix("torch."), 0 if dense is None else dense.stride(0),

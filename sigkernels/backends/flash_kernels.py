@@ -67,6 +67,7 @@ class FlashLaunch(NamedTuple):
     bias: Tensor | None  # [m] dtype of x, contiguous
     # [T+1, 16] dtype of x: the DFT of any block. Column 15 is 0 but in row T, which has nothing else: ABSENT.
     basis: Tensor | None
+    blank: int  # so many of the first columns of basis and coef are 0: a kernel may leave them out
     coef: Tensor | None  # [B, blocks · 16] dtype of x: the features of a block's basis, for every block; column 15: 0
     # In the place of coef, for a ``fused_loss`` that makes them: of the DFT features [B, 2k+1] just before x in its rows.
     waves: Operands | None

@@ -45,6 +45,7 @@ class BlockTables(NamedTuple):
     """The DFT part of every block of a layer, in the dtype of its products."""
 
     basis: Tensor  # [T+1, 16]
+    blank: int  # so many of its first columns, and of those of a block in the others, are 0
     waves: Tensor  # [2k+1, blocks · 16]
     back: Tensor  # [blocks · 16, 2k+1]: a view of them
     turns: Turns | None
@@ -100,12 +101,14 @@ def rank_refusal(meta: LayerMeta, labels: int, dtype: torch.dtype, sizes: FlashS
         return None
     labels = block_labels(labels, sizes)
     # A wave that turns often within a block is a rank of its own; do not work out what cannot fit.
-    rank = 99
-    if 2 * meta.k * labels < 32 * meta.num_labels:
-        rank = plan(meta.num_labels, meta.k, labels, _EPS[dtype], False).rank
-    if rank <= _WAVES:
+    if 2 * meta.k * labels < 32 * meta.num_labels and blank_columns(meta.num_labels, meta.k, labels, dtype) >= 0:
         return None
     return f"the DFT of {labels} labels has more than rank {_WAVES}: too many frequencies for so few labels"
+
+
+def blank_columns(n: int, k: int, labels: int, dtype: torch.dtype) -> int:
+    """So many columns of the basis are left by the waves of a block of so many labels."""
+    return _WAVES - plan(n, k, labels, _EPS[dtype], False).rank
 
 
 def block_tables(layer: Layer, labels: int, turns: bool, operands: bool) -> BlockTables:
@@ -119,8 +122,11 @@ def _work_out(layer: Layer, labels: int, turns: bool, operands: bool) -> BlockTa
     n, dtype, device = layer.num_labels, layer.weight.dtype, layer.weight.device
     shared = plan(n, layer.k, labels, _EPS[dtype], False)
     cos, sin = (turned.T[..., None] for turned in shared.rotations(shared.starts(layer.label_start, layer.num_rows)))
-    even, odd = slice(shared.even_rank), slice(shared.even_rank, shared.rank)
-    v_even, v_odd = shared.v[even, 1::2].T[:, None], shared.v[odd, 2::2].T[:, None]  # [k, 1, ·]
+    # Waves lie just before the constant: the columns that they do not need are the first ones.
+    blank = _WAVES - shared.rank
+    even, odd = slice(blank, blank + shared.even_rank), slice(blank + shared.even_rank, _WAVES)
+    v_even, v_odd = (part.T[:, None] for part in np.split(shared.v, [shared.even_rank]))
+    v_even, v_odd = v_even[1::2], v_odd[2::2]  # [k, 1, ·]
     waves = np.zeros((2 * layer.k + 1, cos.shape[1], RANK))
     waves[1::2, :, even], waves[2::2, :, even] = v_even * cos, v_even * sin
     waves[1::2, :, odd], waves[2::2, :, odd] = -v_odd * sin, v_odd * cos
@@ -129,7 +135,7 @@ def _work_out(layer: Layer, labels: int, turns: bool, operands: bool) -> BlockTa
     waves[0, :, _CONSTANT] = 2.0**-power
     basis = np.zeros((labels + 1, RANK))
     basis[labels, RANK - 1] = ABSENT
-    basis[:labels, : shared.rank] = shared.u
+    basis[:labels, blank:_WAVES] = shared.u
     left = 2.0**power / math.sqrt(n)
     for part in range(_CONSTANT.start, _CONSTANT.stop):
         basis[:labels, part] = _rounded(left, dtype)
@@ -143,7 +149,7 @@ def _work_out(layer: Layer, labels: int, turns: bool, operands: bool) -> BlockTa
         made = _turns(cos[..., 0] + 1j * sin[..., 0], factors, dtype, device)
     with torch.inference_mode(False):
         parts = _operands(waves, dtype, device) if operands else None
-        return BlockTables(_product_tensor(basis, dtype, device), columns, columns.t(), made, parts)
+        return BlockTables(_product_tensor(basis, dtype, device), blank, columns, columns.t(), made, parts)
 
 
 def _turns(turned: np.ndarray, factors: np.ndarray, dtype: torch.dtype, device: torch.device) -> Turns:
@@ -308,7 +314,7 @@ def fused_loss(call: LossCall, kernels: FlashKernels) -> LossResult:
             grad_features, grad_slack_x = grad_x.split_with_sizes((columns, slack), 1)
     whole = FlashLaunch(
         slack_x, weight, None if layer.bias is None else layer.bias.contiguous(),
-        None if tables is None else tables.basis, scratch.coef, None if tables is None else tables.operands, None if tables is None else tables.turns, labels, blocks, indices, offsets, dense, layer.label_start,
+        None if tables is None else tables.basis, 0 if tables is None else tables.blank, scratch.coef, None if tables is None else tables.operands, None if tables is None else tables.turns, labels, blocks, indices, offsets, dense, layer.label_start,
         params, label_vector(params.weight, layer, torch.float32), label_vector(params.pos_weight, layer, torch.float32),
         factors.row, factors.scale, factors.out, False, scratch.marks, grad_weight, grad_bias, scratch.grad_coef,
         scratch.slabs, scratch.row_sums, scratch.totals, scratch.weight_sums, scratch.bias_sums,

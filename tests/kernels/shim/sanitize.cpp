@@ -46,7 +46,7 @@ void both_kernels() {
     FusedLossArgs<T> p{};
     p.x = x.data(), p.weight = weight.data(), p.bias = bias.data(), p.basis = basis.data(), p.coef = coef.data();
     p.x_stride = slack, p.batch = batch, p.labels = labels, p.slack = slack, p.block_labels = block_labels;
-    p.x_moves = 1, p.weight_piece = 4, p.pairs = 1, p.scale = 1, p.wide = sizeof(T) == 4;
+    p.x_moves = 1, p.weight_piece = 4, p.pairs = 1, p.scale = 1, p.wide = sizeof(T) == 4, p.basis_at = S::COLUMNS;
     p.loss.kind = LossKind::bce, p.loss.plain = 1;
     p.loss.targets.indices = indices.data(), p.loss.targets.offsets = offsets.data();
     p.grad_weight = grad_weight.data(), p.grad_bias = grad_bias.data(), p.grad_coef = grad_coef.data();
@@ -70,6 +70,7 @@ void both_kernels() {
     p.slabs = nullptr, p.grad_coef = nullptr;  // x needs no gradient
     SK_LAUNCH(fused_loss_kernel<S>, dim3(blocks), THREADS, S::BYTES, nullptr, p);
 
+    p.basis_at = S::COLUMNS - 12;  // in the columns that slack leaves
     p.coef = nullptr, p.waves = waves.data(), p.features = features, p.wave_steps = 1;
     p.x = whole_x.data() + features, p.x_stride = features + slack;
     SK_LAUNCH(fused_loss_kernel<S>, dim3(blocks), THREADS, S::BYTES, nullptr, p);
