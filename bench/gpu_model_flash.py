@@ -15,7 +15,7 @@ from gpumodel.ahead import cuda_cubin
 from gpumodel.simulate import cache_directory
 
 from sigkernels.backends import flash_pass
-from sigkernels.backends.cuda import makes_features, rows_of_launch
+from sigkernels.backends.cuda import rows_of_launch
 from sigkernels.backends.flash_kernels import FlashSizes
 
 Case = tuple[int, int, int, int]  # n, k (-1: no DFT), s, B
@@ -214,9 +214,14 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
     import torch
 
     m, shape = MACHINES[machine], cuda_shape(machine, dtype, s, batch)
-    turns = makes_features("tf32" if dtype == "tf32" else "bfloat16", batch)
     sizes = FlashSizes(
-        32, rows_of_launch(shape.rows, s, m.sms), m.sms, shape.rows, marks=False, turns=turns, features=shape.features
+        32,
+        rows_of_launch(shape.rows, s + 1, m.sms),
+        m.sms,
+        shape.rows,
+        marks=False,
+        turns=True,
+        features=shape.features,
     )
     columns = 2 * k + 1 if k >= 0 else 0
     inside = 0 < columns <= shape.features and batch <= shape.rows
@@ -235,7 +240,7 @@ def cuda_flash(machine: str, dtype: str, n: int, k: int, s: int, batch: int) -> 
         return seconds
 
     def finish(rows: int) -> float:
-        return _cuda_finish(machine, dtype, s, columns if turns else 0, rows, -(-n // labels))
+        return _cuda_finish(machine, dtype, s, columns, rows, -(-n // labels), 8 if blank >= 4 else 16)
 
     return _flash_step(machine, dtype, (n, k, s, batch), sizes, kernel, finish)
 
@@ -260,18 +265,24 @@ class Waves(NamedTuple):
     """A ``WavesGradient`` of ``csrc/cuda/waves.cuh``."""
 
     scalar: str
+    numbers: int
     shares: int
-    groups: int
 
     @property
     def words(self) -> int:
         """Words of turns at a time."""
-        return {"__nv_bfloat16": 80, "float": 160 if self.shares > 1 else 120}[self.scalar]
+        per = 1 if self.scalar == "float" else 2
+        return 136 if per * self.shares == 1 else 8 * self.shares * (20 // per // self.shares)
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return 8 // self.shares * 16 // self.numbers
 
     def source(self, work: str) -> str:
         """A unit whose last kernel does this part of the work alone; ``run``: all of it."""
         return f"""#include "cuda/finish.cuh"
-using W = sk::WavesGradient<{self.scalar}, {self.shares}, {self.groups}>;
+using W = sk::WavesGradient<{self.scalar}, {self.numbers}, {self.shares}>;
 __global__ void __launch_bounds__(sk::THREADS, 2) finish_kernel(const sk::FinishArgs<{self.scalar}> p) {{
     SK_DYNAMIC_SHARED(memory);
     sk::Finish<W>(p, memory).{work}(blockIdx.x);
@@ -285,19 +296,18 @@ def _finish_cubin(waves: Waves, work: str) -> Any:
 
 
 @functools.cache
-def _cuda_finish(machine: str, dtype: str, s: int, features: int, rows: int, parts: int) -> float:
+def _cuda_finish(machine: str, dtype: str, s: int, features: int, rows: int, parts: int, numbers: int) -> float:
     """Seconds of the last kernel. Its blocks do different things side by side: it takes as long as the longest of them, and
     for what the others read."""
     m, size = MACHINES[machine], ELEMENT[dtype]
-    few = rows <= 128 or parts > (120 if dtype == "tf32" else 160)
-    waves = Waves("float" if dtype == "tf32" else "__nv_bfloat16", *((2, 1) if few else (1, 2)))
-    words, each = -(-parts * size // 4), 8 // waves.shares  # rows of a block
-    of_rows, of_turns = 16 * each * parts * size, waves.groups * (words * 128 + 2048)  # bytes
+    shares = 32 // numbers if rows <= 128 else 1
+    waves, words = Waves("float" if dtype == "tf32" else "__nv_bfloat16", numbers, shares), -(-parts * size // 4)
+    of_rows, of_turns = numbers * waves.rows * parts * size, words * 128 + numbers * 128  # bytes
     # What is done, by how many blocks, and what each reads from the L2 cache.
-    work = {"slabs": (-(-rows * s // 32), 128 * parts), "rows": (-(-rows // 8), 32 * parts)}
+    columns = s + (features > 0)
+    work = {"slabs": (-(-rows * columns // 32), 128 * parts), "rows": (-(-rows // 8), 32 * parts)}
     if features:
-        groups = -(-((features + 32) // 32) // waves.groups)
-        work["features"] = (-(-rows // each) * groups, of_rows + of_turns)
+        work["features"] = (-(-rows // waves.rows) * -(-(features - 1) // 32), of_rows + of_turns)
     (registers,) = sass.registers(_finish_cubin(waves, "run")).values()
     resident, _ = machines.occupancy(m, 8, registers, 0)
     taken = {}

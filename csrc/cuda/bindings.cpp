@@ -26,8 +26,8 @@ sk::DType dtype_of(const std::string& name) {
 #define FLASH_FIELDS(F)                                                                                              \
     F(x) F(weight) F(bias) F(basis) F(coef) F(waves) F(blank) F(features) F(wave_steps) F(x_stride) F(batch) F(labels) F(slack) \
     F(block_labels) F(blocks) F(indices) F(offsets) F(dense) F(dense_type) F(dense_stride) F(label_start)              \
-    F(label_weight) F(pos_weight) F(row_factor) F(out_scale) F(scale) F(wide) F(accumulate) F(grad_weight)             \
-    F(grad_bias) F(grad_coef) F(weight_sums) F(bias_sums) F(slabs) F(row_sums) F(totals) F(turns) F(factors)
+    F(label_weight) F(pos_weight) F(row_factor) F(out_scale) F(scale) F(wide) F(accumulate) F(numbers) F(constant)     \
+    F(grad_weight) F(grad_bias) F(grad_coef) F(weight_sums) F(bias_sums) F(slabs) F(row_sums) F(totals) F(turns) F(factors)
 #define LOSS_FIELDS(F)                                                                                     \
     F(kind) F(label_smoothing) F(gamma_pos) F(gamma_neg) F(alpha_pos) F(alpha_neg) F(clip) F(eps) F(detach_focus)
 #define NAME(name) #name,

@@ -11,11 +11,12 @@ namespace sk {
 
 template <class T>
 struct FinishArgs {
-    const float* slabs;     // [parts, batch, slack] or null
+    const float* slabs;     // [parts, batch, columns()] or null: those of slack, and with waves the constant's
     const float* row_sums;  // [parts, batch]
     const double* totals;   // [parts]
     const float* out_scale;  // [1] or null: multiplies gradients, as scale does
     double scale;
+    float constant;         // multiplies the constant's, too
     int parts, batch, slack;
     int wide;               // gradients are float, else T
     void* grad_x;           // [batch, slack], rows stride numbers apart
@@ -24,7 +25,8 @@ struct FinishArgs {
     float* value;           // [1] or null: scale · Σ totals
     WavesArgs<T> waves;
 
-    __host__ __device__ __forceinline__ int slab_size() const { return slabs ? batch * slack : 0; }
+    __host__ __device__ __forceinline__ int columns() const { return slack + int(waves.grad_coef != nullptr); }
+    __host__ __device__ __forceinline__ int slab_size() const { return slabs ? batch * columns() : 0; }
     __host__ __device__ __forceinline__ int slab_blocks() const { return (slab_size() + 31) / 32; }
     __host__ __device__ __forceinline__ int row_blocks() const { return (batch + 7) / 8; }
 };
@@ -87,7 +89,10 @@ struct Finish {
     }
     __device__ __forceinline__ void slabs(int block) const {
         add_parts<float, 32, 20>(memory, p.slabs, p.parts, 32 * block, p.slab_size(), [&](int at, float sum) {
-            put<T>(p.grad_x, p.wide, at / p.slack * p.stride + at % p.slack, scale * sum);
+            const int64_t row = at / p.columns() * p.stride;
+            const int column = at % p.columns();
+            if (column < p.slack) put<T>(p.grad_x, p.wide, row + column, scale * sum);
+            else if (p.waves.gradient) put<T>(p.waves.gradient, p.wide, row, scale * (p.constant * sum));
         });
     }
     __device__ __forceinline__ void rows(int block) const {

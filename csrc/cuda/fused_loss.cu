@@ -54,7 +54,7 @@ FusedLossArgs<T> args_of(const Flash& f) {
     a.loss = loss_args(f);
     a.row_factor = f.row_factor, a.out_scale = f.out_scale, a.scale = float(f.scale);
     a.wide = f.wide, a.accumulate = f.accumulate, a.pairs = f.slack % 2 == 0;
-    a.grad_weight = f.grad_weight, a.grad_bias = f.grad_bias, a.grad_coef = static_cast<T*>(f.grad_coef);
+    a.grad_weight = f.grad_weight, a.grad_bias = f.grad_bias, a.grad_coef = static_cast<T*>(f.grad_coef), a.numbers = int(f.numbers);
     a.weight_sums = f.weight_sums, a.bias_sums = f.bias_sums;
     a.slabs = f.slabs, a.row_sums = f.row_sums, a.totals = f.totals;
     return a;

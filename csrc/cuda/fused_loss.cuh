@@ -40,7 +40,8 @@ struct FusedLossArgs {
     float* weight_sums;    // [labels, slack]
     float* bias_sums;      // [labels]
     T* grad_coef;          // or null: see WavesArgs
-    float* slabs;          // [blocks, batch, slack] or null
+    int numbers;           // of a block's coefficients of a row that are waves': 8 or 16
+    float* slabs;          // [blocks, batch, slack] or null; where there is grad_coef, with a column more: the constant's
     float* row_sums;       // [blocks, batch]
     double* totals;        // [blocks]: row_sums summed over the rows
 };
@@ -372,16 +373,23 @@ struct FusedLoss {
         if (thread() >= THREADS - 32)  // a warp that owns no more columns than others
             finish_rows<S>(row_sums, rows, p.row_sums + int64_t(blockIdx.x) * p.batch + base, p.totals + blockIdx.x, base);
         if (!p.slabs) return;
+        const int columns = p.slack + int(p.grad_coef != nullptr);
+        float* slab = p.slabs + (int64_t(blockIdx.x) * p.batch + base + row0) * columns;
         const auto put_coef = [&](int row, int column, float first, float second) {
+            float digits = first + second;  // those of the constant lie in columns 12 to 14, and there is nothing in the last
+            if (column >= 8) digits += __shfl_xor_sync(0xffffffffu, digits, 1);
             if (row0 + row >= rows) return;
-            T* to = p.grad_coef + WavesArgs<T>::place(base + row0 + row, int(gridDim.x), int(blockIdx.x), column);
+            if (column == 12) slab[row * columns + p.slack] = digits;
+            if (column >= 12) first = second = 0;
+            const int r = column - (RANK - p.numbers) / 2;
+            if (r < 0 || r >= p.numbers) return;
+            T* to = p.grad_coef + WavesArgs<T>::place(base + row0 + row, int(gridDim.x), int(blockIdx.x), r, p.numbers);
             to[0] = operand<T>(first), to[WavesArgs<T>::PER] = operand<T>(second);
         };
-        float* slab = p.slabs + (int64_t(blockIdx.x) * p.batch + base + row0) * p.slack;
 #pragma unroll
         for (int c = 0; c < BLOCKS; ++c)
             meeting.take(c, grad_x, 2 * c, [&](int row, int column, const float* pair) {
-                float* to = slab + row * p.slack + 16 * c + column;
+                float* to = slab + row * columns + 16 * c + column;
                 if (row0 + row < rows && 16 * c + column < p.slack) to[0] = pair[0];
                 if (row0 + row < rows && 16 * c + column + 1 < p.slack) to[1] = pair[1];
                 if (c < BLOCKS - 1 || !packed() || !p.grad_coef) return;

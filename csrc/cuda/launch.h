@@ -37,6 +37,8 @@ struct Flash {
     double* totals;
     const void* turns;  // and factors: WavesArgs says what they are
     const float* factors;
+    int64_t numbers;
+    double constant;  // multiplies the slabs' last column
 };
 
 // What `finish` writes. grad_x [batch, slack], that of the DFT features [batch, features], rows of both stride numbers

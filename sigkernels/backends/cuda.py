@@ -135,21 +135,13 @@ def _unsupported(device: int) -> str | None:
 def _sizes(kind: str, batch: int, slack: int, device: int) -> FlashSizes:
     module = _module()
     (group, features), blocks = module.sizes_of_block(kind, batch, slack, device), module.processors(device)
-    rows, turns = rows_of_launch(group, slack, blocks), makes_features(kind, batch)
-    return FlashSizes(module.TILE, rows, blocks, group, marks=False, turns=turns, features=features)
+    rows = rows_of_launch(group, slack + 1, blocks)
+    return FlashSizes(module.TILE, rows, blocks, group, marks=False, turns=True, features=features)
 
 
-def makes_features(kind: str, batch: int) -> bool:
-    """Whether the last kernel makes the gradient of the DFT features, or a product does.
-
-    By prediction a product is faster for many rows. In 16 bits, where two blocks' numbers share a word, it could not read them.
-    """
-    return kind != "tf32" or batch <= 256
-
-
-def rows_of_launch(group: int, slack: int, blocks: int) -> int:
-    """The most rows of a launch: whole groups whose slabs, float32 ``[blocks, rows, slack]``, take no more than ``_SLABS``."""
-    return max(_SLABS // (4 * blocks * slack * group), 1) * group
+def rows_of_launch(group: int, columns: int, blocks: int) -> int:
+    """The most rows of a launch: whole groups whose slabs, float32 ``[blocks, rows, columns]``, take no more than ``_SLABS``."""
+    return max(_SLABS // (4 * blocks * columns * group), 1) * group
 
 
 class FlashFields(NamedTuple):
@@ -183,6 +175,8 @@ class FlashFields(NamedTuple):
     scale: float
     wide: bool  # grad_weight and grad_bias are float32
     accumulate: bool
+    numbers: int  # of factors
+    constant: float
     grad_weight: int
     grad_bias: int
     grad_coef: int
@@ -231,13 +225,14 @@ class CUDAKernels:
 
     def _make(self, launch: FlashLaunch) -> Any:
         dense, x, operands = launch.dense, launch.x, launch.waves
+        turns, factors, constant = launch.turns or (None, None, 0.0)
         waves, features = (None, 0) if operands is None else operands
         bias, basis, coef, waves_at, indices, offsets, dense_at, label_weight, pos_weight, row_factor, out_scale, *written = [
             0 if tensor is None else tensor.data_ptr()
             for tensor in (
                 launch.bias, launch.basis, launch.coef, waves, launch.indices, launch.offsets, dense, launch.label_weight, launch.pos_weight,
                 launch.row_factor, launch.out_scale, launch.grad_weight, launch.grad_bias, launch.grad_coef, launch.weight_sums,
-                launch.bias_sums, launch.slabs, launch.row_sums, launch.totals, *(launch.turns or (None, None)),
+                launch.bias_sums, launch.slabs, launch.row_sums, launch.totals, turns, factors,
             )
         ]  # fmt: skip
         gradient = launch.grad_weight if launch.grad_weight is not None else launch.grad_bias
@@ -247,7 +242,8 @@ class CUDAKernels:
             launch.block_labels, launch.blocks, indices, offsets, dense_at,
             "" if dense is None else str(dense.dtype).removeprefix("torch."), 0 if dense is None else dense.stride(0),
             launch.label_start, label_weight, pos_weight, row_factor, out_scale, launch.scale,
-            gradient is not None and gradient.dtype == torch.float32, launch.accumulate, *written,
+            gradient is not None and gradient.dtype == torch.float32, launch.accumulate,
+            0 if factors is None else factors.shape[2], constant, *written,
         )  # fmt: skip
         return _module().Flash(_kind(x.dtype), launch.params[: len(LOSS_FIELDS)], fields)
 

@@ -26,15 +26,18 @@ MARKED = 32  # labels whose positives are one word of ``marks``
 
 
 class Turns(NamedTuple):
-    """The waves of every block as complex numbers, cosines + i sines of k+1 frequencies: factor[r, j] · turn[block, j].
+    """The waves of every block as complex numbers, cosines + i sines of frequencies 1 … k: factor[r, j] · turn[block, j].
 
-    A group has 16 frequencies. Frequency 0 has the constant as its imaginary part: numbers 1 … 2k+1 are the features.
+    A group has 16 frequencies. The gradient of the constant feature is a column of the slabs in the place of a wave.
     """
 
     # [groups, words, 32, per], dtype of x: a word has ``per`` neighbouring blocks, two of 16 bits and one of 32, and so many
     # that they are a multiple of 8, with zeros for blocks that are not there. Part i of frequency 4 t + q is at 8 q + 4 i + t.
     turns: Tensor
-    factors: Tensor  # float32 [groups, 16 frequencies, 16, 2]
+    # float32 [groups, 16 frequencies, numbers, 2]; numbers: 8 where a block's waves have no more, else 16. They are those in the
+    # middle of its 16 columns.
+    factors: Tensor
+    constant: float  # multiplies the sums over the columns of the constant
 
 
 class Operands(NamedTuple):
@@ -91,9 +94,10 @@ class FlashLaunch(NamedTuple):
     marks: Tensor | None
     grad_weight: Tensor | None  # [m, s] contiguous: dtype of weight, or float32
     grad_bias: Tensor | None  # [m]: dtype of bias, or float32
-    # [B, blocks · 16] dtype of x. Where there are turns: in the kernels' own order, which has an even number of blocks.
+    # [B, blocks · 16] dtype of x. Where there are turns: of the waves, in the kernels' own order, which has an even number of blocks.
     grad_coef: Tensor | None
-    slabs: Tensor | None  # float32 [blocks, B, s]
+    # float32 [blocks, B, s]; with grad_coef and turns [blocks, B, s+1], the last of them of the constant's columns together
+    slabs: Tensor | None
     row_sums: Tensor  # float32 [blocks, B]: the loss of the block's labels
     totals: Tensor  # float64 [blocks]: row_sums summed over the rows
     # Where there are several groups of rows, and grad_weight and grad_bias are not float32.
@@ -105,7 +109,7 @@ class FlashResults(NamedTuple):
     """What ``finish`` writes; None is not needed."""
 
     grad_x: Tensor | None  # [B, s], strided: scale · out_scale · Σ slabs
-    # [B, 2k+1], strided, where there are turns: scale · out_scale · Σ_p grad_coef_p · wavesᵀ of block p
+    # [B, 2k+1], strided, where there are turns: scale · out_scale · Σ_p grad_coef_p · wavesᵀ of block p, the first of them by slabs
     grad_features: Tensor | None
     rows: Tensor  # float64 [B]: Σ row_sums
     value: Tensor | None  # float32 []: scale · Σ totals, rounded once

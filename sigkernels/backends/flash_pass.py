@@ -53,7 +53,7 @@ class BlockTables(NamedTuple):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What takes memory on the device."""
-        return self.basis, self.waves, *(self.turns or ()), *(self.operands or ())[:1]
+        return self.basis, self.waves, *(self.turns or ())[:2], *(self.operands or ())[:1]
 
 
 _tables: DeviceTables[BlockTables] = DeviceTables(256 * 2**20)
@@ -143,29 +143,31 @@ def _work_out(layer: Layer, labels: int, turns: bool, operands: bool) -> BlockTa
     columns = _product_tensor(waves.reshape(len(waves), -1), dtype, device)
     made = None
     if turns:
-        factors = np.zeros((layer.k + 1, RANK), np.complex128)
-        factors[1:, even], factors[1:, odd] = v_even[:, 0], 1j * v_odd[:, 0]
-        factors[0, _CONSTANT] = 2.0**-power
-        made = _turns(cos[..., 0] + 1j * sin[..., 0], factors, dtype, device)
+        factors = np.zeros((layer.k, RANK), np.complex128)
+        factors[:, even], factors[:, odd] = v_even[:, 0], 1j * v_odd[:, 0]
+        if blank >= _WAVES - 8:
+            factors = factors[:, _WAVES - 8 : _WAVES]
+        made = _turns(cos[..., 0] + 1j * sin[..., 0], factors, 2.0**-power, dtype, device)
     with torch.inference_mode(False):
         parts = _operands(waves, dtype, device) if operands else None
         return BlockTables(_product_tensor(basis, dtype, device), blank, columns, columns.t(), made, parts)
 
 
-def _turns(turned: np.ndarray, factors: np.ndarray, dtype: torch.dtype, device: torch.device) -> Turns:
-    """``turned [k, blocks]`` and ``factors [k+1, 16]`` in the order of the kernels."""
-    per, blocks = 4 // dtype.itemsize, turned.shape[1]
+def _turns(turned: np.ndarray, factors: np.ndarray, constant: float, dtype: torch.dtype, device: torch.device) -> Turns:
+    """``turned [k, blocks]`` and ``factors [k, numbers]`` in the order of the kernels."""
+    per, blocks, numbers = 4 // dtype.itemsize, turned.shape[1], factors.shape[1]
     groups, words = -(-len(factors) // _GROUP), -(-blocks // (8 * per)) * 8
     turns = np.zeros((groups * _GROUP, words * per), np.complex128)
-    turns[0, :blocks], turns[1 : len(factors), :blocks] = 1j, turned
+    turns[: len(factors), :blocks] = turned
     parts = np.stack((turns.real, turns.imag)).reshape(2, groups, 4, 4, words, per)  # i, group, t, q, word, block
-    weights = np.zeros((groups * _GROUP, RANK), np.complex128)
+    weights = np.zeros((groups * _GROUP, numbers), np.complex128)
     weights[: len(factors)] = factors
-    pairs = np.stack((weights.real, weights.imag), -1).reshape(groups, _GROUP, RANK, 2)
+    pairs = np.stack((weights.real, weights.imag), -1).reshape(groups, _GROUP, numbers, 2)
     with torch.inference_mode(False):
         return Turns(
             _product_tensor(parts.transpose(1, 4, 3, 0, 2, 5).reshape(groups, words, 2 * _GROUP, per), dtype, device),
             torch.tensor(pairs, dtype=torch.float32).to(device),
+            constant,
         )
 
 
@@ -269,7 +271,7 @@ def plan_of(
         rows * (blocks + blocks % 2) if sizes.turns else batch * blocks
     )  # gradients in the kernels' order, or rows
     wanted = (
-        (True, blocks, torch.float64), (True, blocks * rows, wide), (need_x, blocks * rows * slack, wide),
+        (True, blocks, torch.float64), (True, blocks * rows, wide), (need_x, blocks * rows * (slack + int(dft and sizes.turns)), wide),
         (sparse and sizes.marks, blocks * labels // MARKED * rows, torch.int32), (by_product, batch * blocks * RANK, dtype),
         (dft and need_x, of_coef * RANK, dtype), (in_groups and need_weight, m * slack, wide),
         (in_groups and need_bias, m, wide),

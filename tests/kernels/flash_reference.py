@@ -45,7 +45,8 @@ class ReferenceKernels:
         assert launch.blocks == -(-m // launch.block_labels)
         batch, slack, blocks = *x.shape, launch.blocks
         row_sums, totals = shaped(launch.row_sums, blocks, batch), shaped(launch.totals, blocks)
-        slabs, everything = shaped(launch.slabs, blocks, batch, slack), self.targets(launch)
+        both = launch.turns is not None and launch.grad_coef is not None
+        slabs, everything = shaped(launch.slabs, blocks, batch, slack + both), self.targets(launch)
         for block in range(launch.blocks):
             part = slice(block * launch.block_labels, min((block + 1) * launch.block_labels, m))
             columns = slice(block * RANK, (block + 1) * RANK)
@@ -78,7 +79,9 @@ class ReferenceKernels:
             if launch.grad_coef is not None and launch.basis is not None:
                 shaped(launch.grad_coef, batch, blocks * RANK)[:, columns] = g @ launch.basis[: len(weight)].double()
             if slabs is not None:
-                slabs[block] = g @ weight
+                slabs[block, :, :slack] = g @ weight
+                if both:
+                    slabs[block, :, slack] = (g @ launch.basis[: len(weight), RANK - 4 :].double()).sum(1)
 
     @staticmethod
     def coefficients(launch: FlashLaunch) -> Tensor:
@@ -98,15 +101,17 @@ class ReferenceKernels:
 
     @staticmethod
     def of_features(launch: FlashLaunch) -> Tensor:
-        """The sums over the blocks, of numbers 1 and following of the frequencies."""
+        """The sums over the blocks, of the waves."""
         assert launch.turns is not None and launch.grad_coef is not None
-        turns, factors = (part.double() for part in launch.turns)
+        turns, factors = (part.double() for part in launch.turns[:2])
         groups, words, _, per = turns.shape
         turns = turns.view(groups, words, 4, 2, 4, per).permute(3, 0, 4, 2, 1, 5).reshape(2, groups * 16, words * per)
         turned = torch.complex(*turns)[:, : launch.blocks]
         coef = shaped(launch.grad_coef, len(launch.x), launch.blocks, RANK).to(torch.complex128)
+        before = (RANK - factors.shape[2]) // 2
+        coef = coef[..., before : RANK - before] if before else coef
         made = torch.einsum("jr,jp,bpr->bj", torch.view_as_complex(factors).flatten(0, 1), turned, coef)
-        return torch.view_as_real(made).flatten(1)[:, 1:]
+        return torch.view_as_real(made).flatten(1)
 
     def groups(self, rows: int) -> list[slice]:
         """The rows of a launch that a block has on chip together."""
@@ -144,11 +149,15 @@ class ReferenceKernels:
         self.calls.append("finish")
         factor = launch.scale * (1.0 if launch.out_scale is None else float(launch.out_scale))
         if grad_x is not None:
-            slabs = shaped(launch.slabs, launch.blocks, *launch.x.shape)
+            batch, slack = launch.x.shape
+            constant = grad_features is not None and launch.turns is not None
+            slabs = shaped(launch.slabs, launch.blocks, batch, slack + constant)
             assert slabs is not None
-            grad_x.copy_(slabs.double().sum(0) * factor)
-        if grad_features is not None and launch.turns is not None:
-            grad_features.copy_(self.of_features(launch)[:, : grad_features.shape[1]] * factor)
+            sums = slabs.double().sum(0) * factor
+            grad_x.copy_(sums[:, :slack])
+            if constant:
+                grad_features[:, 0] = sums[:, slack] * launch.turns.constant
+                grad_features[:, 1:] = self.of_features(launch)[:, : grad_features.shape[1] - 1] * factor
         rows.copy_(shaped(launch.row_sums, launch.blocks, len(rows)).double().sum(0))
         if value is not None:
             value.copy_(shaped(launch.totals, launch.blocks).sum() * launch.scale)

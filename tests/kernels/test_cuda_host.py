@@ -158,11 +158,6 @@ def test_groups_and_launches(cuda_on_host, monkeypatch):
         cuda._sizes.cache_clear()
 
 
-def test_who_makes_the_gradient_of_the_features():
-    assert cuda.makes_features("tf32", 256) and not cuda.makes_features("tf32", 257)
-    assert cuda.makes_features("bfloat16", 4096)
-
-
 @pytest.mark.parametrize(
     ("kind", "rows", "slack", "inside"),
     [("bfloat16", 64, 50, 192), ("float16", 128, 50, 192), ("bfloat16", 129, 50, 0), ("tf32", 64, 50, 176), ("tf32", 65, 50, 0)],

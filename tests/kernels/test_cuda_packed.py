@@ -9,7 +9,7 @@ from sigkernels.backends import cuda, flash_pass
 from sigkernels.losses import BCE, Focal
 
 from .problems import Size, problem
-from .test_cuda_host import DTYPES, agrees, fused, tf32  # noqa: F401
+from .test_cuda_host import DTYPES, agrees, fused, prepare, tf32  # noqa: F401  the last two: for pytest
 
 
 def left_out(p) -> int:

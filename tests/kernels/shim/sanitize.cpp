@@ -38,7 +38,7 @@ void both_kernels() {
     const auto turns = numbers<T>(8 * 32 * (4 / sizeof(T)), 1);
     const std::vector<float> factors(16 * 16 * 2, 0.1f);
     std::vector<T> grad_features(batch * slack);
-    std::vector<float> slabs(blocks * batch * slack), row_sums(blocks * batch);
+    std::vector<float> slabs(blocks * batch * (slack + 1)), row_sums(blocks * batch);
     std::vector<float> weight_sums(labels * slack), bias_sums(labels);
     std::vector<double> totals(blocks), rows(batch);
     float value = 0;
@@ -49,22 +49,23 @@ void both_kernels() {
     p.x_moves = 1, p.weight_piece = 4, p.pairs = 1, p.scale = 1, p.wide = sizeof(T) == 4, p.basis_at = S::COLUMNS;
     p.loss.kind = LossKind::bce, p.loss.plain = 1;
     p.loss.targets.indices = indices.data(), p.loss.targets.offsets = offsets.data();
-    p.grad_weight = grad_weight.data(), p.grad_bias = grad_bias.data(), p.grad_coef = grad_coef.data();
+    p.grad_weight = grad_weight.data(), p.grad_bias = grad_bias.data(), p.grad_coef = grad_coef.data(), p.numbers = 8;
     p.weight_sums = weight_sums.data(), p.bias_sums = bias_sums.data();
     p.slabs = slabs.data(), p.row_sums = row_sums.data(), p.totals = totals.data();
     SK_LAUNCH(fused_loss_kernel<S>, dim3(blocks), THREADS, S::BYTES, nullptr, p);
 
-    FinishArgs<T> f{slabs.data(), row_sums.data(), totals.data(), nullptr, 1, blocks, batch, slack, p.wide,
+    FinishArgs<T> f{slabs.data(), row_sums.data(), totals.data(), nullptr, 1, 0.5f, blocks, batch, slack, p.wide,
                           grad_x.data(), slack, rows.data(), &value,
-                          {grad_coef.data(), turns.data(), factors.data(), slack - 1, nullptr}};
+                          {grad_coef.data(), turns.data(), factors.data(), slack, nullptr}};
     const auto finish = [&](auto waves) {
         using W = decltype(waves);
         SK_LAUNCH(finish_kernel<W>, dim3(unsigned(Finish<W>::blocks(f))), THREADS, W::BYTES, nullptr, f);
     };
-    finish(WavesGradient<T, 2, 1>{});
+    finish(WavesGradient<T, 8, 4>{});
     f.slabs = nullptr, f.waves.gradient = grad_features.data();  // one after the other: not too many threads
-    finish(WavesGradient<T, 2, 1>{});
-    finish(WavesGradient<T, 1, 2>{});
+    finish(WavesGradient<T, 8, 4>{});
+    finish(WavesGradient<T, 8, 1>{});
+    finish(WavesGradient<T, 16, 2>{});
     printf("loss %.6f\n", double(value));
 
     p.slabs = nullptr, p.grad_coef = nullptr;  // x needs no gradient
