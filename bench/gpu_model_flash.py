@@ -50,7 +50,8 @@ _CUDA: dict[str, Any] = {
     "branches": [
         {"at": r"if \(p\.(basis|coef)\)", "take": "not dft"},
         {"at": r"if \(apart\(\)\)", "take": "not dft or packed"},
-        {"at": r"if \(packed\(\)\)", "take": "not packed"},
+        {"at": r"if \(packed\(\)\)|BLOCKS - 1 && packed", "take": "not packed"},
+        {"at": r"if \(p\.grad_coef && apart", "take": "not dft or packed"},
         {"at": r"if \(any\) turn", "take": "chunk % 2 == 0"},
         {"at": r"if \(losses\.factors > ", "take": "chunk != 0"},
         {"at": _ALWAYS, "take": True},
@@ -95,13 +96,11 @@ class CUDAShape(NamedTuple):
         there = max(x + 2 * weight + self.rows * (self.tile * self.size + 16), 98 * 1024)
         return steps * self.depth if x + weight + self.rows * (steps * 32 + 16) + steps * 512 <= there else 0
 
-    def basis_at(self, slack: int, blank: int) -> int:
-        """``place_of_basis`` of fused_loss.cu"""
-        columns = self.steps * self.depth
-        at = max(columns - 16, -(-slack // 4) * 4)
-        return at if at - (columns - 16) <= blank else columns
+    def packs(self, slack: int, blank: int) -> bool:
+        """Whether slack leaves room for the DFT: ``place_of_basis`` of fused_loss.cu"""
+        return -(-slack // 4) * 4 - (self.steps * self.depth - 16) <= blank
 
-    def source(self, x_moves: bool, piece: int, wide: bool, add: bool, inside: bool, basis_at: int) -> str:
+    def source(self, x_moves: bool, piece: int, wide: bool, add: bool, inside: bool) -> str:
         """A unit that has this kernel alone, for one group of rows. Constants say how rows and weights are copied, where
         gradients go, and whether coefficients are made here: of the branches there the walk cannot tell which is which."""
         numbers = ", ".join(map(str, self[1:]))
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(sk::THREADS, 1) fused_loss_kernel(const sk::Fu
     SK_DYNAMIC_SHARED(memory);
     auto p = given;
     p.x_moves = {int(x_moves)}, p.weight_piece = {piece}, p.pairs = {int(piece > self.size)};
-    p.basis_at = {basis_at}, p.wide = {int(wide)}, p.accumulate = {int(add)}, p.batch = min(p.batch, S::ROWS);
+    p.wide = {int(wide)}, p.accumulate = {int(add)}, p.batch = min(p.batch, S::ROWS);
     {coefficients};
     sk::FusedLoss<S>(p, memory, 0).run();
 }}
@@ -189,12 +188,10 @@ def _cuda_seconds(
     m, width = MACHINES[machine], slack * shape.size
     piece = _piece(width)
     moves = _piece((features + slack) * shape.size, features * shape.size) < 16
-    columns = shape.steps * shape.depth
-    basis_at = shape.basis_at(slack, blank) if features else columns
-    cubin = _cuda_cubin(shape, int(moves), piece, int(wide or shape.size == 4), int(add), int(inside), basis_at)
+    cubin = _cuda_cubin(shape, int(moves), piece, int(wide or shape.size == 4), int(add), int(inside))
     (registers,) = sass.registers(cubin).values()
     known = dict(
-        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=features > 0, packed=basis_at < columns, sharing=8 // shape.row_warps,
+        chunks=-(-shape.tile * shape.row_warps // (shape.chunk * 8)), dft=features > 0, packed=features > 0 and shape.packs(slack, blank), sharing=8 // shape.row_warps,
         steps=-(-rows // (2 * shape.depth)) * 2, passes=shape.tile * shape.steps * 32 // (256 * piece),
         copies_of_x=-(-shape.rows * (2 * shape.steps + 1) // 256), tile_bytes=shape.tile * (shape.steps * 32 + 16 * shape.size + 16),
         copies_of_features=-(-shape.rows * (2 * shape.features // shape.depth + 1) // 256), aligned_rows=shape.rows // (8 * (4 if shape.row_tiles * shape.steps <= 8 else 2)),

@@ -15,11 +15,15 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from sigkernels.backends import flash_pass, gpu_paths
 from sigkernels.backends.gpu_paths import GPUPath, Times
+from sigkernels.layer import LayerMeta
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "docs" / "results" / "gpu_model.json"
@@ -71,10 +75,12 @@ def steps(machine: str, dtype: str, n: int, k: int, s: int, rows: int) -> dict[G
     return {path: step for path, step in found.items() if step[0] < math.inf}
 
 
-def best(found: dict[GPUPath, tuple[float, int]]) -> tuple[GPUPath, float, int]:
-    """What ``auto`` takes: path, seconds, launches."""
-    path = gpu_paths.fastest({path: seconds for path, (seconds, _) in found.items()})
-    return path, *found[path]
+def chosen(machine: str, dtype: str, s: int, rows: int, n: int, among: Iterable[GPUPath]) -> GPUPath:
+    """What ``auto`` takes of these paths: it goes by the table, which has classes of cases."""
+    device = next(name for name, device in gpu_paths.ARCHITECTURES.items() if device.endswith(machine))
+    product: gpu_paths.Product = "tf32" if dtype == "tf32" else "16-bit"
+    shape = gpu_paths.LossShape(torch.device("cuda"), torch.float32, product, rows, s, n, LayerMeta(n, -1))
+    return gpu_paths.choose_for_class(device, shape.shape_class(), tuple(among)).path
 
 
 def predict(bar: Bar, dtype: str, machine: str) -> dict[str, Any]:
@@ -83,7 +89,8 @@ def predict(bar: Bar, dtype: str, machine: str) -> dict[str, Any]:
 
     case = bar[:4]
     found = steps(machine, dtype, *case)
-    path, seconds, launches = best(found)
+    path = chosen(machine, dtype, bar.s, bar.rows, bar.n, found)
+    seconds, launches = found[path]
     others = gpu_model.baselines.baselines(gpu_model.MACHINES[machine], dtype, *case)
     entry = dict(
         n=bar.n, k=bar.k, s=bar.s, B=bar.rows, dtype=dtype, machine=machine, path=path, launches=launches,
@@ -93,8 +100,8 @@ def predict(bar: Bar, dtype: str, machine: str) -> dict[str, Any]:
     )  # fmt: skip
     entry["met"] = entry["ratio"] <= bar.most and launches <= (bar.launches or launches)
     if bar.k >= 0:
-        without = best(steps(machine, dtype, bar.n, -1, bar.s, bar.rows))[1]
-        entry["dft"] = round(seconds / without, 3)
+        without = steps(machine, dtype, bar.n, -1, bar.s, bar.rows)
+        entry["dft"] = round(seconds / without[chosen(machine, dtype, bar.s, bar.rows, bar.n, without)][0], 3)
     return entry
 
 
@@ -200,7 +207,8 @@ def _without_cuda(entries: list[dict[str, Any]]) -> str:
     for entry in entries:
         if entry["path"] == "cuda":
             times = {path: step for path, step in entry["microseconds"].items() if path != "cuda"}
-            others.append((entry, times[gpu_paths.fastest(times)] / entry["compiled"]))
+            path = chosen(*(entry[name] for name in ("machine", "dtype", "s", "B", "n")), times)
+            others.append((entry, times[path] / entry["compiled"]))
     if not others:
         return "No case takes CUDA C++."
     return f"Where CUDA C++ is not built, the `triton` backend's time over `torch.compile`'s: {_ranges(others)}."

@@ -118,6 +118,8 @@ struct FusedLoss {
     __device__ __forceinline__ void begin_coef() const;
     __device__ __forceinline__ void make_coef();
     __device__ __forceinline__ void pack_coef();
+    // Defined in sums.cuh.
+    __device__ __forceinline__ void write_sums();
 
     // x, which has been brought as it lies in memory, to where its rows begin; tf32 to the nearest, since the tensor cores would
     // cut digits off.
@@ -348,58 +350,6 @@ struct FusedLoss {
         return pack(at < rows ? 1.0f : 0.0f, at + 1 < rows ? 1.0f : 0.0f, T{});
     }
 
-    __device__ __forceinline__ void write_sums() {
-        losses.take_logarithms();
-#pragma unroll
-        for (int r = 0; r < 2 * M; ++r) {
-            float& sum = losses.sum[r];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        }
-        constexpr int BLOCKS = S::COLUMNS / 16;  // of slack columns; one more is the basis, where it is apart
-        const Meeting<S> meeting(shared, label_warp());
-        auto* row_sums = reinterpret_cast<float*>(shared + S::AT_ROW_SUMS);  // [LABEL_WARPS, ROWS]
-        __syncthreads();  // all that lay there has been read
-        if (lane() % 4 == 0) {
-#pragma unroll
-            for (int r = 0; r < 2 * M; ++r) row_sums[label_warp() * S::ROWS + row0 + 8 * r + lane() / 4] = losses.sum[r];
-        }
-        if (p.slabs) {
-#pragma unroll
-            for (int c = 0; c < BLOCKS; ++c) meeting.leave(c, grad_x, 2 * c);
-            if (p.grad_coef && apart()) meeting.leave(BLOCKS, grad_coef, 0);
-        }
-        __syncthreads();
-        if (thread() >= THREADS - 32)  // a warp that owns no more columns than others
-            finish_rows<S>(row_sums, rows, p.row_sums + int64_t(blockIdx.x) * p.batch + base, p.totals + blockIdx.x, base);
-        if (!p.slabs) return;
-        const int columns = p.slack + int(p.grad_coef != nullptr);
-        float* slab = p.slabs + (int64_t(blockIdx.x) * p.batch + base + row0) * columns;
-        const auto put_coef = [&](int row, int column, float first, float second) {
-            float digits = first + second;  // those of the constant lie in columns 12 to 14, and there is nothing in the last
-            if (column >= 8) digits += __shfl_xor_sync(0xffffffffu, digits, 1);
-            if (row0 + row >= rows) return;
-            if (column == 12) slab[row * columns + p.slack] = digits;
-            if (column >= 12) first = second = 0;
-            const int r = column - (RANK - p.numbers) / 2;
-            if (r < 0 || r >= p.numbers) return;
-            T* to = p.grad_coef + WavesArgs<T>::place(base + row0 + row, int(gridDim.x), int(blockIdx.x), r, p.numbers);
-            to[0] = operand<T>(first), to[WavesArgs<T>::PER] = operand<T>(second);
-        };
-#pragma unroll
-        for (int c = 0; c < BLOCKS; ++c)
-            meeting.take(c, grad_x, 2 * c, [&](int row, int column, const float* pair) {
-                float* to = slab + row * columns + 16 * c + column;
-                if (row0 + row < rows && 16 * c + column < p.slack) to[0] = pair[0];
-                if (row0 + row < rows && 16 * c + column + 1 < p.slack) to[1] = pair[1];
-                if (c < BLOCKS - 1 || !packed() || !p.grad_coef) return;
-                const bool mine = 16 * c + column >= p.basis_at;  // else of slack, or of neither
-                put_coef(row, column, mine ? pair[0] : 0.0f, mine ? pair[1] : 0.0f);
-            });
-        if (p.grad_coef && apart())
-            meeting.take(BLOCKS, grad_coef, 0, [&](int row, int column, const float* pair) { put_coef(row, column, pair[0], pair[1]); });
-    }
-
     __device__ __forceinline__ void run() {
         const int row = row0 + lane();
         Cursor cursor(p.loss.targets, base + row, lane() < S::WARP_ROWS && row < rows);
@@ -449,3 +399,4 @@ __global__ void __launch_bounds__(THREADS, 1) fused_loss_kernel(const FusedLossA
 }  // namespace sk
 
 #include "coefficients.cuh"
+#include "sums.cuh"

@@ -105,12 +105,16 @@ __device__ __forceinline__ int misaligned(const unsigned char* at) { return int(
 template <int STRIDE, int ROWS>
 __device__ __forceinline__ void copy_raw(unsigned char* to, const unsigned char* from, int64_t from_stride, int rows, int bytes) {
     constexpr int ACROSS = STRIDE / 16;
+    int row = thread_again() / ACROSS, piece = thread_again() % ACROSS;
+    from += row * from_stride;  // of that row; beyond the last nothing is read
 #pragma unroll 1
     for (int at = thread_again(); at < ROWS * ACROSS; at += THREADS) {
-        const int row = at / ACROSS, before = at % ACROSS * 16;
-        const unsigned char* start = from + min(row, rows - 1) * from_stride;
-        const int offset = misaligned(start), left = row < rows ? offset + bytes - before : 0;
-        copy_async<16>(to + at * 16, start - offset + before, max(min(left, 16), 0));
+        const int offset = misaligned(from), left = row < rows ? offset + bytes - 16 * piece : 0;
+        copy_async<16>(to + at * 16, from - offset + 16 * piece, max(min(left, 16), 0));
+        const bool over = piece + THREADS % ACROSS >= ACROSS;
+        piece += THREADS % ACROSS - (over ? ACROSS : 0);
+        row += THREADS / ACROSS + over;
+        from += over ? (THREADS / ACROSS + 1) * from_stride : THREADS / ACROSS * from_stride;
     }
 }
 
@@ -175,7 +179,7 @@ class Meeting {
         }
     }
 
-    // put(row of the warp, even column 0 … 14, two sums), by the owner.
+    // put(r, half, two sums), by the owner: of row 8 r + lane / 4 of the warp, column 8 half + 2 (lane % 4) and the next.
     template <int N, class Put>
     __device__ __forceinline__ void take(int c, const Sum (&sums)[S::ROW_TILES][N], int first, Put put) const {
         const int owner = c % S::LABEL_WARPS;
@@ -191,7 +195,7 @@ class Meeting {
                 sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
             }
 #pragma unroll
-            for (int r = 0; r < 2; ++r) put(i / 2 * 16 + r * 8 + lane() / 4, i % 2 * 8 + lane() % 4 * 2, sum + 2 * r);
+            for (int r = 0; r < 2; ++r) put(i / 2 * 2 + r, i % 2, sum + 2 * r);
         }
     }
 

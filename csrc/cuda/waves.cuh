@@ -35,7 +35,7 @@ struct WavesArgs {
 };
 
 // Of a few rows and a group of columns, with so many NUMBERS r. SHARES warps share their rows: each has every so many steps of
-// the product.
+// the product, and then some of its columns.
 template <class T_, int NUMBERS, int SHARES>
 struct WavesGradient {
     using T = T_;
@@ -43,10 +43,10 @@ struct WavesGradient {
     static constexpr int TOGETHER = 16 / NUMBERS, ROWS = WARPS / SHARES * TOGETHER;
     // At a time: as many as most devices have multiprocessors, or as a lane has registers for.
     static constexpr int STEPS = SHARES * Args::PER == 1 ? 17 : 20 / Args::PER / SHARES, WORDS = 8 * SHARES * STEPS;
-    // Shared memory: factors and turns, and what the warps of a row leave to the first of them
+    // Shared memory: factors and turns, and the sums of warps that share rows
     static constexpr int FACTORS_BYTES = 16 * NUMBERS * 2 * int(sizeof(float)), TURNS_BYTES = WORDS * WAVE_COLUMNS * 4;
     static constexpr int AT_TURNS = FACTORS_BYTES, AT_SUMS = AT_TURNS + TURNS_BYTES;
-    static constexpr int BYTES = AT_SUMS + (SHARES - 1) * ROWS * 32 * int(sizeof(float));
+    static constexpr int BYTES = AT_SUMS + (SHARES > 1 ? WARPS * 4 * 32 * int(sizeof(float4)) : 0);
 
     static __host__ __device__ __forceinline__ int blocks(const Args& p, int batch) {
         return p.gradient ? p.groups() * ((batch + ROWS - 1) / ROWS) : 0;
@@ -58,10 +58,11 @@ struct WavesGradient {
         const int words = (parts + Args::PER - 1) / Args::PER, all_steps = (words + 7) / 8;
         const int warp = thread() / 32, share = warp % SHARES;
         const int row = block / p.groups() * ROWS + warp / SHARES * TOGETHER, group = block % p.groups();
-        const auto* numbers = reinterpret_cast<const unsigned char*>(p.grad_coef);
-        uint32_t from[TOGETHER];  // what slabs leave is less than 4 GB
+        const unsigned char* from[TOGETHER];  // a lane's first number of the rows
 #pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) from[i] = uint32_t(min(row + i, batch - 1) * words) * NUMBERS * 4 + lane() / 4 * (NUMBERS / 2);
+        for (int i = 0; i < TOGETHER; ++i)
+            from[i] = reinterpret_cast<const unsigned char*>(p.grad_coef) +
+                      int64_t(min(row + i, batch - 1)) * words * (NUMBERS * 4) + lane() / 4 * (NUMBERS / 2);
         const auto* turns = reinterpret_cast<const uint4*>(p.turns) + int64_t(group) * all_steps * 64 + thread();
         const auto* factors = reinterpret_cast<const uint4*>(p.factors) + group * (FACTORS_BYTES / 16) + thread();
         if (thread() < FACTORS_BYTES / 16) copy_async<16>(memory + thread() * 16, factors);
@@ -85,14 +86,13 @@ struct WavesGradient {
                 if (SHARES * i >= steps) break;
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int word = min((step0 + SHARES * i + share) * 8 + 4 * half + lane() % 4, words - 1);
-                    const auto* at = numbers + uint32_t(word) * NUMBERS * 4;
+                    const uint32_t word = min((step0 + SHARES * i + share) * 8 + 4 * half + lane() % 4, words - 1);
                     if constexpr (TOGETHER == 1) {
-                        const uint2 pair = *reinterpret_cast<const uint2*>(at + from[0]);
+                        const uint2 pair = *reinterpret_cast<const uint2*>(from[0] + word * (NUMBERS * 4));
                         left[i][2 * half] = pair.x, left[i][2 * half + 1] = pair.y;
                     } else {
-                        left[i][2 * half] = *reinterpret_cast<const uint32_t*>(at + from[0]);
-                        left[i][2 * half + 1] = *reinterpret_cast<const uint32_t*>(at + from[1]);
+                        left[i][2 * half] = *reinterpret_cast<const uint32_t*>(from[0] + word * (NUMBERS * 4));
+                        left[i][2 * half + 1] = *reinterpret_cast<const uint32_t*>(from[1] + word * (NUMBERS * 4));
                     }
                 }
             }
@@ -115,55 +115,71 @@ struct WavesGradient {
                 for (int t = 0; t < 4; ++t) multiply(sums[t], left[step], rights[t], T{});
             }
         }
-        float made[TOGETHER];  // of a row each
+        Sum mine[TILES];
+        meet(sums, mine, reinterpret_cast<float4*>(memory + AT_SUMS));
+        float made[VALUES];
 #pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) made[i] = over_lanes(sums, i, memory);
-        if (SHARES > 1) {
-            auto* left_there = reinterpret_cast<float*>(memory + AT_SUMS) + warp / SHARES * (SHARES - 1) * TOGETHER * 32 + lane();
-            if (share)
+        for (int t = 0; t < TILES; ++t) turn_back(mine[t], made, 2 * TOGETHER * t, memory, share * TILES + t);
+        add_over_lanes<VALUES / 2>(made, 16), add_over_lanes<VALUES / 4>(made, 8), add_over_lanes<VALUES / 8>(made, 4);
+        if (VALUES < 8 && lane() & 4) return;  // it has what the lane before it has
 #pragma unroll
-                for (int i = 0; i < TOGETHER; ++i) left_there[((share - 1) * TOGETHER + i) * 32] = made[i];
-            __syncthreads();
-            if (share) return;
-#pragma unroll
-            for (int i = 0; i < (SHARES - 1) * TOGETHER; ++i) made[i % TOGETHER] += left_there[i * 32];
+        for (int i = 0; i < KEPT; ++i) {
+            const int at = VALUES < 8 ? lane() / 8 : lane() / 4 * KEPT + i, part = at / TOGETHER;
+            const int feature = group * WAVE_COLUMNS + (share * TILES + part / 2) * 8 + lane() % 4 * 2 + part % 2 + 1;
+            if (feature < p.features && row + at % TOGETHER < batch) put(row + at % TOGETHER, feature, made[i]);
         }
-        const int feature = group * WAVE_COLUMNS + lane() / 8 * 8 + lane() % 4 * 2 + lane() / 4 % 2 + 1;
-        if (feature >= p.features) return;
-#pragma unroll
-        for (int i = 0; i < TOGETHER; ++i)
-            if (row + i < batch) put(row + i, feature, made[i]);
     }
 
   private:
-    // A lane has frequency 4 t + lane % 4 of every tile, both parts, and two numbers r of the row, or one of each of two. Sums
-    // over r; lane l returns part l / 4 % 2 of frequency 4 (l / 8) + l % 4.
-    static __device__ __forceinline__ float over_lanes(const Sum (&sums)[4], int row, const unsigned char* factors) {
-        float all[8];
+    // Of a warp in the end: tiles of 8 columns, numbers of a lane before it adds over lanes, and after.
+    static constexpr int TILES = 4 / SHARES, VALUES = 2 * TILES * TOGETHER, KEPT = VALUES < 8 ? 1 : VALUES / 8;
+
+    // Adds the sums of the warps with the same rows, in their order: those of a warp's own tiles.
+    static __device__ __forceinline__ void meet(const Sum (&sums)[4], Sum (&mine)[TILES], float4* memory) {
+        const int share = thread() / 32 % SHARES;
+        memory += (thread() / 32 - share) * 128 + lane();
+        if constexpr (SHARES > 1) {
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            const int at = (4 * t + lane() % 4) * 8 + lane() / 4;
-            const float* s = sums[t] + 2 * row;
-            if constexpr (TOGETHER == 1) {
-                const float4 f = reinterpret_cast<const float4*>(factors)[at];
-                all[2 * t] = f.x * s[0] - f.y * s[1] + f.z * s[2] - f.w * s[3];
-                all[2 * t + 1] = f.x * s[1] + f.y * s[0] + f.z * s[3] + f.w * s[2];
-            } else {
-                const float2 f = reinterpret_cast<const float2*>(factors)[at];
-                all[2 * t] = f.x * s[0] - f.y * s[1], all[2 * t + 1] = f.x * s[1] + f.y * s[0];
-            }
+            for (int t = 0; t < 4; ++t) memory[(share * 4 + t) * 32] = {sums[t][0], sums[t][1], sums[t][2], sums[t][3]};
+            __syncthreads();  // all sums are there
         }
-        // Of two lanes each keeps the half of the sums that it is to have, and gives the other away.
 #pragma unroll
-        for (int half = 4; half; half /= 2) {
-            const bool upper = lane() & 4 * half;
+        for (int t = 0; t < TILES; ++t)
 #pragma unroll
-            for (int i = 0; i < half; ++i) {
-                const float given = upper ? all[i] : all[i + half], kept = upper ? all[i + half] : all[i];
-                all[i] = kept + __shfl_xor_sync(0xffffffffu, given, 4 * half);
+            for (int warp = 0; warp < SHARES; ++warp) {
+                float4 part = {sums[t][0], sums[t][1], sums[t][2], sums[t][3]};
+                if (SHARES > 1) part = memory[(warp * 4 + share * TILES + t) * 32];
+                Sum& sum = mine[t];
+                if (warp == 0) sum[0] = part.x, sum[1] = part.y, sum[2] = part.z, sum[3] = part.w;
+                else sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
             }
+    }
+
+    // factor · sum of a tile: the lane has frequency 4 tile + lane % 4, both parts, and two numbers r of a row, or one of two rows.
+    static __device__ __forceinline__ void turn_back(const Sum& s, float (&to)[VALUES], int first, const unsigned char* factors, int tile) {
+        const int at = (4 * tile + lane() % 4) * 8 + lane() / 4;
+        if constexpr (TOGETHER == 1) {
+            const float4 f = reinterpret_cast<const float4*>(factors)[at];
+            to[first] = f.x * s[0] - f.y * s[1] + f.z * s[2] - f.w * s[3];
+            to[first + 1] = f.x * s[1] + f.y * s[0] + f.z * s[3] + f.w * s[2];
+        } else {
+            const float2 f = reinterpret_cast<const float2*>(factors)[at];
+            to[first] = f.x * s[0] - f.y * s[1], to[first + 1] = f.x * s[2] - f.y * s[3];
+            to[first + 2] = f.x * s[1] + f.y * s[0], to[first + 3] = f.x * s[3] + f.y * s[2];
         }
-        return all[0];
+    }
+
+    // Of two lanes that differ in a bit each keeps the HALF of the numbers that it is to have, and gives the other away; a single
+    // number they add up both.
+    template <int HALF>
+    static __device__ __forceinline__ void add_over_lanes(float (&all)[VALUES], int bit) {
+        const bool upper = lane() & bit;
+        if (HALF == 0) all[0] += __shfl_xor_sync(0xffffffffu, all[0], bit);
+#pragma unroll
+        for (int i = 0; i < HALF; ++i) {
+            const float low = all[i], high = all[i + HALF];
+            all[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, bit);
+        }
     }
 };
 

@@ -88,3 +88,17 @@ def test_parts_of_the_gradients(cuda_on_host):
         assert torch.equal(part.rows, full.rows)
         for needed, got, want in zip(needs, part.gradients, full.gradients, strict=True):
             assert (got is not None) == needed and (not needed or torch.equal(got, want))
+
+
+@pytest.mark.parametrize("rows", [7, 131])
+@pytest.mark.parametrize(
+    ("size", "numbers"), [(Size(0, 700, 2, 21), 8), (Size(0, 700, 6, 21), 16), (Size(0, 9000, 40, 50, rows=300), 8)]
+)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_waves_of_a_row_or_of_two(cuda_on_host, monkeypatch, dtype, size, numbers, rows):
+    """Few waves: the last kernel has two rows in a product, of which the last may be missing."""
+    tables, seen = flash_pass.block_tables, []
+    monkeypatch.setattr(flash_pass, "block_tables", lambda *args: seen.append(tables(*args)) or seen[-1])
+    p = problem(size._replace(batch=rows), dtype)
+    agrees(p, BCE(), fused(cuda_on_host, p, BCE()))
+    assert seen[0].turns.factors.shape[2] == numbers

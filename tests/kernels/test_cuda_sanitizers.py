@@ -40,12 +40,12 @@ PLANTS = {
     "a group of rows comes too early": Plant(
         "thread", "fused_loss.cuh", "if (row) __syncthreads();", "", "data race"
     ),
-    "blocks share a slab": Plant("thread", "fused_loss.cuh", "p.slabs + (int64_t(blockIdx.x)", "p.slabs + (int64_t(0)", "data race"),
+    "blocks share a slab": Plant("thread", "sums.cuh", "p.slabs + (int64_t(blockIdx.x)", "p.slabs + (int64_t(0)", "data race"),
     "label warps leave sums where a tile is read": Plant(
-        "thread", "fused_loss.cuh", "__syncthreads();  // all that lay there has been read", "", "data race"
+        "thread", "sums.cuh", "__syncthreads();  // all that lay there has been read", "", "data race"
     ),
     "label warps meet too early": Plant(
-        "thread", "fused_loss.cuh", "__syncthreads();\n        if (thread() >= THREADS", "if (thread() >= THREADS", "data race"
+        "thread", "sums.cuh", "__syncthreads();\n    if (thread() >= THREADS", "if (thread() >= THREADS", "data race"
     ),
     "shares of coefficients lie where features are read": Plant(
         "thread", "coefficients.cuh", "__syncthreads();  // all features have been read", "", "data race"
@@ -62,6 +62,9 @@ PLANTS = {
     "rows beyond the batch": Plant(
         "address", "coefficients.cuh", "if (row >= p.batch) continue;", "if (row > p.batch) continue;", "heap-buffer-overflow"
     ),
+    "zeros lie where the basis does": Plant(
+        "thread", "tile.cuh", "!FILL ? stop : at < width ? ROWS - first : 0", "!FILL ? stop : ROWS - first", "data race", seen_in="fused_loss.cuh"
+    ),
     "labels beyond the last": Plant(
         "address", "fused_loss.cuh", "min(S::TILE, last - label)", "min(S::TILE, last - label + 1)", "heap-buffer-overflow"
     ),
@@ -72,7 +75,7 @@ PLANTS = {
         "address", "finish.cuh", "parts - mine + SHARES - 1", "parts - mine + SHARES", "heap-buffer-overflow"
     ),
     "warps of a row meet too early": Plant(
-        "thread", "waves.cuh", "__syncthreads();\n            if (share) return;", "if (share) return;", "data race"
+        "thread", "waves.cuh", "__syncthreads();  // all sums are there", "", "data race"
     ),
     "turns are read before they are there": Plant(
         "thread", "waves.cuh", "wait_for_copies();\n            __syncthreads();", "wait_for_copies();", "data race"
