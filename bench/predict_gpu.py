@@ -63,12 +63,13 @@ MOST_OF_DFT = 1.25  # time with a DFT part over that without
 def steps(machine: str, dtype: str, n: int, k: int, s: int, rows: int) -> dict[GPUPath, tuple[float, int]]:
     """Seconds and launches by every path that does the case."""
     import gpu_model
+    import gpu_model_cuda
     import gpu_model_flash
 
     case = (machine, dtype, n, k, s, rows)
     found: dict[GPUPath, tuple[float, int]] = {}
-    if s <= gpu_model_flash.CUDA_WIDEST:
-        found["cuda"] = gpu_model_flash.cuda_flash(*case)
+    if s <= gpu_model_cuda.WIDEST:
+        found["cuda"] = gpu_model_cuda.cuda_flash(*case)
     if s <= flash_pass.WIDEST:
         found["flash"] = gpu_model_flash.triton_flash(*case)
     found["library"] = gpu_model.library(*case)
