@@ -44,7 +44,7 @@ def test_every_shape_of_a_flash_kernel_has_a_class(rows, slack, labels, dtype):
 def test_classes_of_the_bars():
     assert shape().shape_class() == MIDDLE
     assert shape(64, 50, 8921).shape_class() == ShapeClass("16-bit", 64, 64, 9_000)
-    assert shape(256, 100, 20_000, torch.float16).shape_class() == ShapeClass("16-bit", 128, 256, 20_000)
+    assert shape(256, 100, 20_000, torch.float16).shape_class() == ShapeClass("16-bit", 116, 256, 20_000)
     assert shape(dtype=torch.float32).shape_class() == MIDDLE._replace(product="tf32")
 
 
