@@ -4,15 +4,18 @@
     SIGKERNELS_ISA=avx2 python bench/share_of_peak.py
 
 One thread, lowest time of interleaved runs. Only the three products over the slack columns count as work. The
-peak is measured between them, with the vectors that the pass uses: a loop of nothing but multiply-adds, which needs gcc.
+peak is measured between them, with the vectors that the pass uses: a loop of nothing but multiply-adds, which needs gcc
+and takes as long as a step, so that both find the same quiet moments.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -23,12 +26,12 @@ from sigkernels.backends import cpu
 
 ROUNDS = 6
 SECONDS = 1.5  # for each case and type
-LOOPS, CHAINS = 100_000, 12  # more multiply-adds than wait for each other, and fewer than there are registers
+CHAINS = 12  # more multiply-adds than wait for each other, and fewer than there are registers
 REGISTERS = {"avx512": ("zmm", 16), "avx2": ("ymm", 8)}  # the vectors of the pass, and how many floats they hold
 
 
-def multiply_adds() -> tuple[Step, float]:
-    """A step of multiply-adds with the vectors of the pass, and how many floating point operations it is."""
+def multiply_adds() -> tuple[Callable[[int], None], int]:
+    """So many loops of multiply-adds with the vectors of the pass, and how many floating point operations one loop is."""
     register, lanes = REGISTERS[cpu.isa()]
     zeros = " ".join(f"vxorps %%xmm{i},%%xmm{i},%%xmm{i};" for i in range(CHAINS + 1))
     adds = " ".join(f"vfmadd231ps %%{register}0,%%{register}0,%%{register}{i + 1};" for i in range(CHAINS))
@@ -40,7 +43,7 @@ def multiply_adds() -> tuple[Step, float]:
         subprocess.run(["gcc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
         loop = ctypes.CDLL(str(library)).multiply_adds
     loop.argtypes, loop.restype = (ctypes.c_long,), None
-    return lambda: loop(LOOPS), 2.0 * lanes * CHAINS * LOOPS
+    return loop, 2 * lanes * CHAINS
 
 
 def lowest(steps: list[Step]) -> list[float]:
@@ -57,14 +60,23 @@ def lowest(steps: list[Step]) -> list[float]:
     return best
 
 
+def seconds_of(step: Step) -> float:
+    step()
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    peak, operations = multiply_adds()
+    multiply, operations = multiply_adds()
+    one_loop = seconds_of(lambda: multiply(100_000)) / 100_000
     print(cpu.isa())
     for case in (case for case in CASES + LINEAR if case.n < 1_000_000):
         steps = [Problem(case, dtype).who(OURS) for dtype in (torch.float32, torch.bfloat16)]
-        single, half, alone = lowest([*steps, peak])
-        rate, highest = 6 * case.rows * case.n * case.s / single / 1e9, operations / alone / 1e9
+        loops = round(seconds_of(steps[0]) / one_loop)
+        single, half, alone = lowest([*steps, functools.partial(multiply, loops)])
+        rate, highest = 6 * case.rows * case.n * case.s / single / 1e9, loops * operations / alone / 1e9
         print(
             f"{case!s:28} {single * 1e3:7.3f} ms {rate:5.0f} GFLOP/s  {rate / highest:4.0%} of {highest:.0f}   "
             f"bfloat16 {half / single:.2f}",
