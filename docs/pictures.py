@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
@@ -48,6 +49,12 @@ LINES = {
     "sigmoidF1, pooled: eager / compiled": ("sigmoidF1, pooled, ", ("eager, frozen DFT", "compiled, frozen DFT")),
     "top 10 labels: eager linear + `torch.topk`": ("top 10, ", ("eager linear + torch.topk",)),
 }
+# (line, whether the peer computes the DFT part too)
+FASTEST = {
+    "BCE: the fastest peer that computes the same layer": True,
+    "BCE: the fastest peer with the slack alone, *no DFT part*": False,
+}
+OURS = "sigkernels"
 LML = "published bracketing, 10 branches, eps 1e-4"
 
 
@@ -108,13 +115,24 @@ def bench(run: dict[str, Any]) -> None:
 
 
 def ratio_table(factors: dict[str, dict[str, float | None]]) -> str:
-    """The factors of ``LINES`` and of LML, by number of labels."""
+    """The factors of ``LINES``, of the fastest peers and of LML, by number of labels."""
     lines = ["| loss and alternative | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
 
     def cell(group: str, peers: tuple[str, ...]) -> str:
         found = [factors.get(group, {}).get(peer) for peer in peers]
         return " / ".join("–" if factor is None else f"{factor:.1f}×" for factor in found).replace("– / –", "–")
 
+    def fastest(group: str, with_dft: bool) -> str:
+        peers = {who: f for who, f in factors.get(group, {}).items() if ("frozen" in who) == with_dft and who != OURS}
+        if not peers:
+            return "–"
+        who = min(peers, key=lambda who: peers[who] or math.inf)
+        return f"{peers[who]:.1f}× ({who.partition(', ')[0]})"
+
+    for title, with_dft in FASTEST.items():
+        lines.append(
+            f"| {title} | " + " | ".join(fastest(f"fused loss, {c}", with_dft) for c in COLUMNS.values()) + " |"
+        )
     for title, (prefix, peers) in LINES.items():
         lines.append(f"| {title} | " + " | ".join(cell(prefix + case, peers) for case in COLUMNS.values()) + " |")
     sizes = ("8,921", "100,000", "1,000,000")
