@@ -14,7 +14,12 @@ from sigkernels import htmlreport
 
 OURS = "sigkernels"
 TEAL, RED, GREY, BLUE = "#00798c", "#d1495b", "#7a8793", "#30638e"
-PEERS = {"eager": "#d1495b", "compiled": "#edae49", "other": "#5c4d7d"}
+# name in the legend: (colour, how the names of such peers begin)
+PEERS = {
+    "eager torch": ("#d1495b", ("eager", "chunks")),
+    "torch.compile, zentorch": ("#edae49", ("compiled", "max-autotune", "zentorch")),
+    "published method, HiGHS": ("#5c4d7d", ("",)),
+}
 SPEED = ("fused_loss", "losses", "lml", "topk", "predict", "logits", "verify")
 
 
@@ -25,8 +30,8 @@ def _groups(records: Sequence[Any]) -> dict[str, list[Any]]:
     return groups
 
 
-def _kind(who: str) -> str:
-    return next((kind for kind in ("eager", "compiled") if who.startswith(kind)), "other")
+def _colour(who: str) -> str:
+    return next(colour for colour, begins in PEERS.values() if who.startswith(begins))
 
 
 def ratios(records: Sequence[Any]) -> Any:
@@ -46,10 +51,9 @@ def ratios(records: Sequence[Any]) -> Any:
         axes.plot([1, best], [place, place], color="#cfd8de", linewidth=1.2, zorder=1)
         for who, factor in peers:
             hollow = "no DFT" in who and "k=-1" not in group
-            colour = PEERS[_kind(who)]
+            colour = _colour(who)
             axes.plot(factor, place, "o", color=colour, markersize=6, markerfacecolor="white" if hollow else colour)
-    for kind, colour in PEERS.items():
-        name = {"eager": "eager torch", "compiled": "torch.compile", "other": "published method, HiGHS"}[kind]
+    for name, (colour, _) in PEERS.items():
         axes.plot([], [], "o", color=colour, label=name)
     axes.plot([], [], "o", color=GREY, markerfacecolor="white", label="hollow: does less (no DFT part)")
     axes.set_yticks(range(len(lines)), [group for group, _ in lines], fontsize=7.5)
