@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -247,7 +247,7 @@ class Report:
             question = checked_question(q.stored, bias, q.k, q.tol, q.box, q.rule, q.codes, q.domain, q.ball.name)
         return question
 
-    def repair(self, *, progress: Asked = None) -> Repair:
+    def repair(self, *, progress: bool | Callable[[int, int], None] | None = None) -> Repair:
         """The smallest change found that makes every ``UNARGMAXABLE`` set possible, verified again.
 
         Args:
