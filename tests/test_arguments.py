@@ -105,7 +105,7 @@ def broken():
         (lambda: sk.LabelSets.from_dense(sk.LabelSets.from_lists([[1]], 9)), TypeError, "got LabelSets"),
         (lambda: sk.LabelSets.of(META[None]), ValueError, "label_sets is on the meta device"),
         (lambda: sk.LabelSets.from_lists([[1]], 9).to("meta").to("cpu"), ValueError, "on the meta device"),
-        (lambda: sk.LabelSets.cat(None), TypeError, "parts must hold LabelSets, got NoneType"),
+        (lambda: sk.LabelSets.cat(None), TypeError, "parts must be a list of LabelSets, got NoneType"),
         (
             lambda: sk.LabelSets.collate_fn(9)([(1, [2]), {"x": 1}]),
             TypeError,
