@@ -54,7 +54,6 @@ FASTEST = {
     "BCE: the fastest peer that computes the same layer": True,
     "BCE: the fastest peer with the slack alone, *no DFT part*": False,
 }
-OURS = "sigkernels"
 LML = "published bracketing, 10 branches, eps 1e-4"
 
 
@@ -123,7 +122,9 @@ def ratio_table(factors: dict[str, dict[str, float | None]]) -> str:
         return " / ".join("–" if factor is None else f"{factor:.1f}×" for factor in found).replace("– / –", "–")
 
     def fastest(group: str, with_dft: bool) -> str:
-        peers = {who: f for who, f in factors.get(group, {}).items() if ("frozen" in who) == with_dft and who != OURS}
+        peers = {
+            who: f for who, f in factors.get(group, {}).items() if ("frozen" in who) == with_dft and who != plots.OURS
+        }
         if not peers:
             return "–"
         who = min(peers, key=lambda who: peers[who] or math.inf)

@@ -9,7 +9,7 @@ from sigkernels.backends import cuda, flash_pass
 from sigkernels.losses import BCE, Focal
 
 from .problems import Size, problem
-from .test_cuda_host import DTYPES, agrees, fused, prepare, tf32  # noqa: F401  the last two: for pytest
+from .test_cuda_host import DTYPES, agrees, fused, prepare, same_in_any_order, tf32  # noqa: F401  for pytest: two of them
 
 
 def left_out(p) -> int:
@@ -70,13 +70,7 @@ def test_columns_that_are_left_out_are_not_read(cuda_on_host, monkeypatch, dtype
 
 def test_thread_order_does_not_matter(cuda_on_host, monkeypatch):
     for kind, loss, rows in ((torch.bfloat16, BCE(), 40), (torch.float32, Focal(), 40), (torch.float32, BCE(), 140)):
-        p = problem(Size(rows, 300, 2, 51, bias=True), kind)
-        results = []
-        for order in ("forward", "reverse", "random:1", "random:2"):
-            monkeypatch.setenv("SHIM_ORDER", order)
-            results.append(fused(cuda_on_host, p, loss)[:4])
-        for other in results[1:]:
-            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+        same_in_any_order(cuda_on_host, monkeypatch, problem(Size(rows, 300, 2, 51, bias=True), kind), loss)
 
 
 def test_parts_of_the_gradients(cuda_on_host):
